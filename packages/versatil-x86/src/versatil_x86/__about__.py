@@ -1,0 +1,3 @@
+"""The version of versatil-x86, in its only place."""
+
+__version__ = "0.1.0"
