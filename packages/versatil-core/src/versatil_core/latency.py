@@ -1,0 +1,133 @@
+"""Compare the latency of several callables in one interleaved run.
+
+Two runs after each other compare the machine's two moods as much as the two models: a
+neighbour on the same host, a changed clock speed. So the candidates take turns, each
+round starts with another one, and a ratio is formed within each round before the median
+is taken over the rounds.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["LatencyComparison", "LatencySummary", "measure_interleaved", "timed"]
+
+MIN_SAMPLE_SECONDS = 0.01
+"""A sample lasts at least this long, so that the timer's own cost doesn't show."""
+
+
+@dataclass(frozen=True)
+class LatencySummary:
+    """One candidate's samples, in seconds per call, in the order of the rounds."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median seconds per call."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The range that holds the middle half of the samples, in seconds per call."""
+        return _quartiles(self.samples)
+
+
+@dataclass(frozen=True)
+class LatencyComparison:
+    """What one interleaved run measured, by candidate name."""
+
+    by_name: Mapping[str, LatencySummary]
+
+    def ratios(self, numerator: str, denominator: str) -> tuple[float, ...]:
+        """One ratio of seconds for each round, so that slow rounds weigh on both sides."""
+        pairs = zip(
+            self.by_name[numerator].samples, self.by_name[denominator].samples, strict=True
+        )
+        return tuple(above / below for above, below in pairs)
+
+    def ratio(self, numerator: str, denominator: str) -> float:
+        """Median over the rounds of ``numerator`` seconds / ``denominator`` seconds."""
+        return statistics.median(self.ratios(numerator, denominator))
+
+    def ratio_quartiles(self, numerator: str, denominator: str) -> tuple[float, float]:
+        """The range that holds the middle half of the rounds' ratios."""
+        return _quartiles(self.ratios(numerator, denominator))
+
+
+def measure_interleaved(
+    candidates: Mapping[str, Callable[[], float]],
+    *,
+    rounds: int,
+    on_round: Callable[[], None] | None = None,
+) -> LatencyComparison:
+    """Let the candidates take turns for ``rounds`` rounds.
+
+    Args:
+        candidates: Each returns the seconds that one call of it took; see `timed`, or
+            ask a worker process. Warm them up before.
+        rounds: Samples per candidate, at least 1.
+        on_round: Called after each round, for a progress bar.
+
+    Returns:
+        The samples of each candidate.
+
+    Raises:
+        ValueError: ``rounds`` is below 1, or there is no candidate.
+
+    Example:
+        >>> result = measure_interleaved({"a": lambda: 2.0, "b": lambda: 1.0}, rounds=3)
+        >>> result.ratio("a", "b")
+        2.0
+    """
+    if rounds < 1 or not candidates:
+        raise ValueError(
+            f"measuring needs a candidate and a round, got {len(candidates)} and {rounds}"
+        )
+    names = list(candidates)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(candidates[name]())
+        if on_round is not None:
+            on_round()
+    return LatencyComparison({name: LatencySummary(tuple(samples[name])) for name in names})
+
+
+def timed(
+    call: Callable[[], object],
+    *,
+    timer: Callable[[], float] = time.perf_counter,
+    min_sample_seconds: float = MIN_SAMPLE_SECONDS,
+) -> Callable[[], float]:
+    """Warm ``call`` up and return a function that measures it.
+
+    Args:
+        call: What to measure. Called twice here; the first call may compile.
+        timer: Returns seconds; another one makes a test exact.
+        min_sample_seconds: A shorter call is repeated until a sample lasts this long.
+
+    Returns:
+        A function that returns the mean seconds per call of one sample.
+    """
+
+    def sample(repeats: int) -> float:
+        start = timer()
+        for _ in range(repeats):
+            call()
+        return (timer() - start) / repeats
+
+    call()
+    one_call = sample(1)
+    repeats = 1 if one_call <= 0 else max(1, math.ceil(min_sample_seconds / one_call))
+    return lambda: sample(repeats)
+
+
+def _quartiles(values: tuple[float, ...]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
