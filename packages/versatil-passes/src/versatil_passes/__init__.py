@@ -1,0 +1,31 @@
+"""Graph passes for quantized PyTorch models: lifting, lowering to int8, composing, scoping. No hardware in here."""
+
+from versatil_passes.__about__ import __version__
+from versatil_passes.decompose_quantization import DecomposeQuantization
+from versatil_passes.errors import PassError, PassOrderError, VersatilError
+from versatil_passes.int8_lowering import Int8Lowering
+from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
+from versatil_passes.lowering_rules import LoweringRules
+from versatil_passes.onednn_kernels import OneDNNKernels
+from versatil_passes.pass_chain import PassChain, chain_pass
+from versatil_passes.pass_scopes import pass_slots, pre_grad_passes
+from versatil_passes.quant_lift_up import QuantLiftUp
+
+__all__ = [
+    "DecomposeQuantization",
+    "DeclinedOp",
+    "Int8Lowering",
+    "LoweredOp",
+    "LoweringRecord",
+    "LoweringRules",
+    "OneDNNKernels",
+    "PassChain",
+    "PassError",
+    "PassOrderError",
+    "QuantLiftUp",
+    "VersatilError",
+    "__version__",
+    "chain_pass",
+    "pass_slots",
+    "pre_grad_passes",
+]

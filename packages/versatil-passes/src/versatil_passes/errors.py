@@ -1,0 +1,48 @@
+"""The errors that every versatil package raises.
+
+::
+
+    VersatilError
+    ├── PassError        (RuntimeError)  a graph pass failed; names the passes that ran before it
+    └── PassOrderError   (ValueError)    a chain was built in an order that its members forbid
+
+``versatil_core.errors`` continues the tree.
+"""
+
+from collections.abc import Sequence
+
+
+class VersatilError(Exception):
+    """Root of every error that a versatil package raises on purpose."""
+
+
+class PassError(VersatilError, RuntimeError):
+    """A graph pass failed.
+
+    Attributes:
+        pass_name: Name of the pass that failed.
+        ran_before: Names of the passes of the same chain that had already changed the graph.
+    """
+
+    def __init__(self, pass_name: str, ran_before: Sequence[str], cause: BaseException) -> None:
+        """Build the message from the failed pass, its predecessors and the cause."""
+        self.pass_name = pass_name
+        self.ran_before = tuple(ran_before)
+        super().__init__(
+            f"{pass_name} failed after [{', '.join(ran_before)}]: {type(cause).__name__}: {cause}"
+        )
+
+
+class PassOrderError(VersatilError, ValueError):
+    """A pass stands in a chain before one that it must follow.
+
+    Attributes:
+        pass_name: Name of the pass that stands too early.
+        must_follow: Name of the pass that it has to follow.
+    """
+
+    def __init__(self, pass_name: str, must_follow: str) -> None:
+        """Build the message from the two names."""
+        self.pass_name = pass_name
+        self.must_follow = must_follow
+        super().__init__(f"{pass_name} must run after {must_follow}: put {must_follow} first in the chain")

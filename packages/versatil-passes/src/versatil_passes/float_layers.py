@@ -1,0 +1,117 @@
+"""The float operators of an exported graph that a quantizer is expected to deal with, and what may follow them."""
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+LINEAR_AND_CONV = frozenset({"linear", "conv1d", "conv2d"})
+
+FLOAT_LAYERS: dict[Any, str] = {
+    aten.linear.default: "linear",
+    aten.conv1d.default: "conv1d",
+    aten.conv1d.padding: "conv1d",
+    aten.conv2d.default: "conv2d",
+    aten.conv2d.padding: "conv2d",
+    aten.conv3d.default: "conv3d",
+    aten.conv3d.padding: "conv3d",
+    aten.convolution.default: "convolution",
+    aten.conv_transpose1d.default: "conv_transpose1d",
+    aten.conv_transpose2d.input: "conv_transpose2d",
+    aten.conv_transpose3d.input: "conv_transpose3d",
+    aten.addmm.default: "addmm",
+    aten.mm.default: "mm",
+    aten.matmul.default: "matmul",
+    aten.bmm.default: "bmm",
+    aten.baddbmm.default: "baddbmm",
+    aten.einsum.default: "einsum",
+    aten.bilinear.default: "bilinear",
+    aten.embedding.default: "embedding",
+    aten.embedding_bag.default: "embedding_bag",
+    aten.embedding_bag.padding_idx: "embedding_bag",
+    aten.lstm.input: "lstm",
+    aten.gru.input: "gru",
+    aten.rnn_tanh.input: "rnn_tanh",
+    aten.rnn_relu.input: "rnn_relu",
+    aten.lstm_cell.default: "lstm_cell",
+    aten.gru_cell.default: "gru_cell",
+    aten.scaled_dot_product_attention.default: "scaled_dot_product_attention",
+    aten._native_multi_head_attention.default: "multi_head_attention",
+    aten._transformer_encoder_layer_fwd.default: "transformer_encoder_layer",
+}
+"""Operator to the name under which a report lists it: everything that multiplies by weights, or matrices together."""
+
+_SIMPLE_POST_OPS = {
+    aten.relu.default: "relu",
+    aten.relu_.default: "relu",
+    aten.hardswish.default: "hardswish",
+    aten.hardswish_.default: "hardswish",
+    aten.silu.default: "silu",
+    aten.silu_.default: "silu",
+}
+_RELU6 = {aten.relu6.default, aten.relu6_.default}
+_HARDTANH = {aten.hardtanh.default: (-1.0, 1.0), aten.hardtanh_.default: (-1.0, 1.0)}
+_CLAMP = {aten.clamp.default: (None, None), aten.clamp_.default: (None, None)}
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def post_op_of(node: Node) -> tuple[str, tuple[Any, ...]] | None:
+    """Name and arguments of the element-wise function that ``node`` is, or ``None`` for any other op.
+
+    Returns:
+        ``("relu", ())``, ``("hardtanh", (low, high))``, ``("gelu_tanh", ())`` and the like.
+    """
+    if node.target in _SIMPLE_POST_OPS:
+        return _SIMPLE_POST_OPS[node.target], ()
+    if node.target in _RELU6:
+        return "hardtanh", (0.0, 6.0)
+    bounds = {**_HARDTANH, **_CLAMP}.get(node.target)
+    if bounds is not None:
+        low, high = (*node.args[1:3], *bounds[len(node.args) - 1 :])
+        is_bounded = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
+        return ("hardtanh", (float(low), float(high))) if is_bounded else None
+    if node.target is aten.gelu.default:
+        return _GELU[str(node.kwargs.get("approximate", "none"))], ()
+    return None
+
+
+def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | str:
+    """Stride, padding, dilation and groups of ``aten.conv1d`` or ``conv2d``, or why they can't be had.
+
+    Returns:
+        Lists with one number for each spatial dimension, and the group count. A text where padding is asymmetric,
+        which only ``padding="same"`` with an even ``dilation * (kernel - 1)`` avoids.
+    """
+    weight = node.args[1]
+    assert isinstance(weight, Node)
+    dimensions = 1 if node.target in (aten.conv1d.default, aten.conv1d.padding) else 2
+    stride, padding, dilation, groups = (*node.args[3:], *([1], [0], [1], 1)[len(node.args) - 3 :])
+    padding = node.kwargs.get("padding", padding)
+    if isinstance(padding, str):
+        kernel = _kernel_size(weight, dimensions)
+        spans = [step * (size - 1) for step, size in zip(_per_dimension(dilation, dimensions), kernel, strict=True)]
+        if padding == "same" and any(span % 2 for span in spans):
+            return f"padding='same' needs asymmetric padding for kernel {kernel}; give the padding in numbers"
+        padding = [span // 2 for span in spans] if padding == "same" else [0] * dimensions
+    return (
+        _per_dimension(stride, dimensions),
+        _per_dimension(padding, dimensions),
+        _per_dimension(dilation, dimensions),
+        int(groups),
+    )
+
+
+def _per_dimension(value: Any, dimensions: int) -> list[int]:
+    values = [int(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return values * dimensions if len(values) == 1 else values
+
+
+def _kernel_size(weight: Node, dimensions: int) -> list[int]:
+    """Taken from the int8 constant behind the weight's dequantize."""
+    from versatil_passes.graph_queries import constant_of
+
+    value = constant_of(weight.args[0])
+    assert value is not None
+    return list(value.shape[-dimensions:])

@@ -1,0 +1,136 @@
+"""Questions that passes ask about FX nodes: values, constants, views, mutation, where a node came from."""
+
+import operator
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+
+_VIEW_OPS = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.flatten.using_ints,
+        aten.expand.default,
+        aten.contiguous.default,
+        aten.slice.Tensor,
+        aten.select.int,
+        torch.Tensor.view,
+        torch.Tensor.reshape,
+        torch.Tensor.permute,
+        torch.Tensor.transpose,
+        torch.Tensor.unsqueeze,
+        torch.Tensor.squeeze,
+        torch.Tensor.flatten,
+        torch.Tensor.expand,
+        torch.Tensor.contiguous,
+        torch.reshape,
+        torch.permute,
+        torch.transpose,
+        torch.unsqueeze,
+        torch.squeeze,
+        torch.flatten,
+    }
+)
+_VIEW_METHODS = frozenset(
+    {"view", "reshape", "permute", "transpose", "unsqueeze", "squeeze", "flatten", "expand", "contiguous", "t"}
+)
+
+
+def is_view_like(node: Node) -> bool:
+    """Whether ``node`` only moves or repeats elements of its first argument, whatever their dtype.
+
+    ``view(dtype)`` reinterprets bytes and is therefore none of these.
+    """
+    known = node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEW_OPS)
+    moves_elements = known and node.op in ("call_function", "call_method")
+    return (
+        moves_elements
+        and bool(node.args)
+        and isinstance(node.args[0], Node)
+        and not any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values()))
+    )
+
+
+def is_mutating(node: Node) -> bool:
+    """Whether ``node`` may write to one of its arguments."""
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__")
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    if node.target in (operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv):
+        return True
+    name = getattr(node.target, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
+
+
+def nodes_between(first: Node, last: Node) -> Iterator[Node]:
+    """The nodes after ``first`` and before ``last`` in the graph's order; ``first`` must stand before ``last``."""
+    node = first.next
+    while node is not last and node.op != "root":
+        yield node
+        node = node.next
+
+
+def only_user(node: Node) -> Node | None:
+    """The single node that reads ``node``, or ``None`` where there are several or none."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def value_of(node: Node) -> torch.Tensor | None:
+    """The fake tensor recorded for ``node`` by ``torch.export`` or Dynamo, or ``None``."""
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def set_value(node: Node, value: Any) -> None:
+    """Record ``value`` for ``node`` under the key that its graph uses."""
+    node.meta["example_value" if "example_value" in node.meta else "val"] = value
+
+
+def constant_of(node: Any) -> torch.Tensor | None:
+    """The tensor that ``node`` always has (a ``get_attr``, or an ``aten.full`` of constants), or ``None``."""
+    if not isinstance(node, Node):
+        return None
+    if node.op == "get_attr":
+        value: Any = node.graph.owning_module
+        for name in str(node.target).split("."):
+            value = getattr(value, name, None)
+        return value.detach() if isinstance(value, torch.Tensor) else None
+    if node.op == "call_function" and node.target is aten.full.default and not node.all_input_nodes:
+        size, fill = node.args
+        return torch.full(size, fill, dtype=node.kwargs.get("dtype"))  # type: ignore[arg-type]
+    return None
+
+
+def module_path_of(node: Node) -> str:
+    """Dotted path, as in ``named_modules()``, of the module whose forward made ``node``; ``""`` for the root.
+
+    Strict export records ``L['self'].encoder.0``, non-strict ``encoder.0``; a module called twice gets ``@1``.
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    path = re.sub(r"@\d+", "", path.replace("L['self']", ""))
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).strip(".")
+
+
+def node_order(graph: Graph) -> dict[Node, int]:
+    """Position of each node in the graph's order."""
+    return {node: position for position, node in enumerate(graph.nodes)}

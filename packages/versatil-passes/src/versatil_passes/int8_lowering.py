@@ -1,0 +1,296 @@
+"""Find quantized linears and convolutions in an exported graph, and make each one int8 operator."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch.fx import Graph, Node
+
+from versatil_passes._torch_compat import same_shape
+from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV, conv_geometry, post_op_of
+from versatil_passes.graph_queries import (
+    constant_of,
+    is_mutating,
+    module_path_of,
+    node_order,
+    nodes_between,
+    only_user,
+    value_of,
+)
+from versatil_passes.int8_ops import Int8Call
+from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
+from versatil_passes.lowering_rules import LoweringRules
+from versatil_passes.onednn_kernels import OneDNNKernels
+
+aten = torch.ops.aten
+_CLAMPING_POST_OPS = ("none", "relu", "hardtanh")  # a narrower output range folds into these
+
+
+class Int8Lowering:
+    """Replace quantize/dequantize islands around linears and convolutions by int8 operators.
+
+    ::
+
+        before:  qx -> dequantize -> linear(weight dequantize) -> add(residual) -> relu -> quantize
+        after:   qx -> versatil.qlinear(weight, residual, "relu", output scale ...)
+
+    The neutral operators are bound to kernels by :attr:`post_grad_pass`, after every pattern of Inductor has had its
+    turn. Which forms are taken is decided by the rules alone; every linear, convolution, matrix product, embedding
+    or recurrent layer that stays float is recorded with its reason. That record *is* the audit.
+
+    Requires: a graph of aten overloads as ``convert_pt2e`` leaves it; runs after :class:`QuantLiftUp`.
+    Guarantees: the value of each replaced chain is what the quantize/dequantize ops define; nothing is written to;
+    whatever is declined stays as it was.
+
+    Args:
+        rules: What the hardware's kernels can do.
+
+    Attributes:
+        record: What the last run lowered and declined.
+    """
+
+    runs_after = ("QuantLiftUp",)
+
+    def __init__(self, rules: LoweringRules) -> None:
+        """Keep the rules."""
+        self.rules = rules
+        self.record = LoweringRecord()
+
+    @property
+    def post_grad_pass(self) -> OneDNNKernels:
+        """The second half, for Inductor's post-grad slot."""
+        return OneDNNKernels()
+
+    def __call__(self, graph: Graph) -> LoweringRecord:
+        """Rewrite ``graph`` in place.
+
+        Args:
+            graph: An exported graph, or Dynamo's graph of one.
+
+        Returns:
+            What was lowered and what was declined, in graph order.
+        """
+        order = node_order(graph)
+        lowered: list[LoweredOp] = []
+        declined: list[DeclinedOp] = []
+        # Backwards, so that of two convolutions that are added the later one absorbs the addition.
+        for node in reversed(list(graph.nodes)):
+            name = FLOAT_LAYERS.get(node.target) if node.op == "call_function" else None
+            if name is None:
+                continue
+            try:
+                lowered.append(self._lower(node, name))
+            except _Declined as why:
+                declined.append(DeclinedOp(node.name, module_path_of(node), name, str(why)))
+        graph.eliminate_dead_code()
+        names = {node.name: position for node, position in order.items()}
+        self.record = LoweringRecord(
+            tuple(sorted(lowered, key=lambda op: names[op.node])),
+            tuple(sorted(declined, key=lambda op: names[op.node])),
+        )
+        return self.record
+
+    def uuid(self) -> str:
+        """Identity for compile caches: the rules are its options."""
+        rules = ", ".join(f"{name}={_stable(value)}" for name, value in vars(self.rules).items())
+        return f"versatil_passes.Int8Lowering/1({rules})"
+
+    def _lower(self, node: Node, op: str) -> LoweredOp:
+        if op not in LINEAR_AND_CONV:
+            raise _Declined(f"{op} has no int8 kernel in this release")
+        if op not in self.rules.ops:
+            raise _Declined(f"the backend has no int8 kernel for {op}")
+        activation = self._activation(node, op)
+        weight, w_scale = self._weight(node, op)
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        if bias is not None and constant_of(bias) is None:
+            raise _Declined("its bias is computed at run time; the kernel wants a constant")
+        qx, x_scale, x_zero_point = activation.args[:3]
+        call = Int8Call(qx, x_scale, x_zero_point, weight, w_scale, bias, self._geometry(node, op))
+        chain = self._collect(call, op, node)
+        return self._emit(chain, op, int(activation.args[4]))  # type: ignore[call-overload]
+
+    def _activation(self, node: Node, op: str) -> Node:
+        """The dequantize that feeds ``node``."""
+        activation = node.args[0]
+        qd = torch.ops.quantized_decomposed
+        static, dynamic = qd.dequantize_per_tensor.default, qd.dequantize_per_tensor.tensor
+        if not isinstance(activation, Node) or activation.target not in (static, dynamic):
+            raise _Declined("its input is not quantized: the quantizer did not annotate this layer")
+        if activation.target is dynamic and op not in self.rules.dynamic_ops:
+            raise _Declined(f"the backend has no {op} kernel for dynamic activations: quantize it statically")
+        dtype = activation.args[5]
+        if dtype not in self.rules.activation_dtypes:
+            wanted = ", ".join(str(known) for known in self.rules.activation_dtypes)
+            raise _Declined(f"its activations are {dtype}; the kernels take {wanted}")
+        if activation.kwargs.get("out_dtype") not in (None, torch.float32):
+            raise _Declined(f"it computes in {activation.kwargs['out_dtype']}; only float32 is supported")
+        if any(is_mutating(user) for user in activation.users):
+            raise _Declined("an op writes to its dequantized input in place: use the out-of-place form")
+        return activation
+
+    def _weight(self, node: Node, op: str) -> tuple[Node, Node]:
+        """The int8 weight and its scales, a tensor of one element or of one per output channel."""
+        dequantize = node.args[1]
+        qd = torch.ops.quantized_decomposed
+        per_channel, per_tensor = qd.dequantize_per_channel.default, qd.dequantize_per_tensor.default
+        if not isinstance(dequantize, Node) or dequantize.target not in (per_channel, per_tensor):
+            raise _Declined("its weight is not quantized: the quantizer did not annotate this layer")
+        granularity = "per_channel" if dequantize.target is per_channel else "per_tensor"
+        if granularity not in self.rules.weight_granularities:
+            raise _Declined(f"its weight is quantized {granularity}, for which the backend has no kernel")
+        weight, scale, zero_point = dequantize.args[:3]
+        value = constant_of(weight)
+        if value is None:
+            raise _Declined("its weight is an input of the graph, not a constant: freezing is off, or gradients are on")
+        if value.dtype is not torch.int8:
+            raise _Declined(f"its weight is {value.dtype}; the kernels take int8")
+        assert isinstance(weight, Node)
+        if granularity == "per_tensor":
+            if zero_point != 0:
+                raise _Declined(f"its weight has zero_point {zero_point}; the kernels take symmetric weights")
+            with node.graph.inserting_before(dequantize):
+                scale = node.graph.call_function(aten.full.default, ([1], scale), {"dtype": torch.float32})
+            return weight, scale
+        zero_points = constant_of(zero_point)
+        if dequantize.args[3] != 0 or zero_points is None or bool(zero_points.any()) or constant_of(scale) is None:
+            raise _Declined("its weight is not symmetric over constant output channels (axis 0, zero_point 0)")
+        assert isinstance(scale, Node)
+        return weight, scale
+
+    def _geometry(self, node: Node, op: str) -> tuple[list[int], list[int], list[int], int] | None:
+        if op == "linear":
+            return None
+        geometry = conv_geometry(node)
+        if isinstance(geometry, str):
+            raise _Declined(geometry)
+        return geometry
+
+    def _collect(self, call: Int8Call, op: str, node: Node) -> "_Chain":
+        """Follow single readers from ``node`` and take what the kernel can do as well."""
+        chain = self._take_residual(_Chain(call, (node,)), op)
+        chain = self._take_post_op(chain, op)
+        quantized = self._take_quantize(chain, op)
+        if op != "linear" and chain.call.other is not None and not _is_residual_form(quantized.call):
+            # The convolution kernel adds in place: float to float, or uint8 to uint8. The rest is left to Inductor.
+            return self._take_quantize(self._take_post_op(_Chain(call, (node,)), op), op)
+        return quantized
+
+    def _take_residual(self, chain: "_Chain", op: str) -> "_Chain":
+        add = chain.next_op({aten.add.Tensor, aten.add_.Tensor})
+        if add is None or op not in self.rules.residual_post_ops or add.kwargs.get("alpha", 1) != 1:
+            return chain
+        first, second = add.args[:2]
+        other = second if first is chain.last else first
+        if not isinstance(other, Node) or other is chain.last or (add.target is aten.add_.Tensor and second is chain.last):
+            return chain
+        ours, theirs = value_of(chain.last), value_of(other)
+        if ours is None or theirs is None or ours.dtype != theirs.dtype or not same_shape(ours, theirs):
+            return chain
+        call = replace(chain.call, other=other)
+        dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+        if op != "linear" and other.target is dequantize and other.args[5] in self.rules.activation_dtypes:
+            quantized, scale, zero_point = other.args[:3]
+            call = replace(call, other=quantized, other_scale=scale, other_zero_point=zero_point)
+        return chain.extended(add, call)
+
+    def _take_post_op(self, chain: "_Chain", op: str) -> "_Chain":
+        reader = chain.next_op()
+        post_op = None if reader is None else post_op_of(reader)
+        if reader is None or post_op is None:
+            return chain
+        name, args = post_op
+        rule = "gelu" if name == "gelu_tanh" else name
+        if not self.rules.admits_post_op(op, rule, has_residual=chain.call.other is not None):
+            return chain
+        return chain.extended(reader, replace(chain.call, post_op=name, post_op_args=args))
+
+    def _take_quantize(self, chain: "_Chain", op: str) -> "_Chain":
+        quantize = chain.next_op({torch.ops.quantized_decomposed.quantize_per_tensor.default})
+        if quantize is None or not self.rules.allow_int8_output:
+            return chain
+        scale, zero_point, quant_min, quant_max, dtype = quantize.args[1:6]
+        call = replace(
+            chain.call,
+            output_scale=scale,
+            output_zero_point=zero_point,
+            output_quant_min=quant_min,
+            output_quant_max=quant_max,
+            output_dtype=dtype,
+        )
+        if dtype not in self.rules.activation_dtypes or (call.is_output_narrow and not self._folds_clamp(call, op)):
+            return chain
+        return chain.extended(quantize, call)
+
+    def _folds_clamp(self, call: Int8Call, op: str) -> bool:
+        """Whether the kernel can clamp to a range narrower than its dtype (see ``onednn_kernels``)."""
+        clamps = self.rules.admits_post_op(op, "hardtanh", has_residual=call.other is not None)
+        return clamps and call.post_op in _CLAMPING_POST_OPS
+
+    def _emit(self, chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
+        call, last = chain.call, chain.last
+        with last.graph.inserting_before(last):
+            node = last.graph.call_function(call.target, call.args())
+        node.meta = {**last.meta, "replaces": last.name}
+        names = tuple(member.name for member in chain.nodes)
+        record = LoweredOp(
+            node=chain.nodes[0].name,
+            module_path=module_path_of(chain.nodes[0]),
+            op=op,
+            kernel="onednn.qlinear_pointwise" if op == "linear" else "onednn.qconv_pointwise",
+            post_ops=chain.post_op_names(),
+            output_dtype=call.output_dtype,
+            input_quant_max=input_quant_max,
+            is_dynamic=call.is_dynamic,
+            replaces=names,
+        )
+        last.replace_all_uses_with(node)
+        for member in reversed(chain.nodes):
+            member.graph.erase_node(member)
+        return record
+
+
+class _Declined(Exception):  # noqa: N818 - not an error: a decision, with its reason
+    """Ends the lowering of one operator."""
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """An operator under construction: what it computes so far, and the nodes that this replaces."""
+
+    call: Int8Call
+    nodes: tuple[Node, ...]
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    def extended(self, node: Node, call: Int8Call) -> "_Chain":
+        return _Chain(call, (*self.nodes, node))
+
+    def next_op(self, targets: set[Any] | None = None) -> Node | None:
+        """The only reader of the last node, unless something is written to between the two."""
+        reader = only_user(self.last)
+        if reader is None or reader.op != "call_function" or (targets is not None and reader.target not in targets):
+            return None
+        if any(is_mutating(node) for node in nodes_between(self.last, reader)):
+            return None
+        return reader
+
+    def post_op_names(self) -> tuple[str, ...]:
+        added = () if self.call.other is None else ("add",)
+        return added if self.call.post_op == "none" else (*added, self.call.post_op)
+
+
+def _is_residual_form(call: Int8Call) -> bool:
+    is_other_quantized = (call.other_scale, call.other_zero_point) != (1.0, 0)
+    return is_other_quantized == call.has_int8_output
+
+
+def _stable(value: Any) -> str:
+    """A text that is the same in every process, whatever order a set has."""
+    if isinstance(value, frozenset):
+        return repr(sorted(value))
+    if isinstance(value, dict):
+        return repr({key: sorted(value[key]) for key in sorted(value)})
+    return repr(value)

@@ -1,0 +1,57 @@
+"""What an int8 lowering did, and what it declined and why."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class LoweredOp:
+    """One operator that now runs on an int8 kernel.
+
+    Attributes:
+        node: Name of the linear or convolution node in the graph as it was before.
+        module_path: Dotted path of the module it came from; ``""`` where the graph does not say.
+        op: ``"linear"``, ``"conv1d"`` or ``"conv2d"``.
+        kernel: The kernel family, such as ``"onednn.qlinear_pointwise"``.
+        post_ops: What the kernel also does, in order: ``"add"``, then at most one element-wise function.
+        output_dtype: ``torch.float32``, or the quantized dtype where the kernel quantizes its own output.
+        input_quant_max: ``quant_max`` of the activation's quantize.
+        is_dynamic: Whether the activation's scale is computed at run time.
+        replaces: Names of the nodes that the kernel stands for, in order; the last one's value is the kernel's result.
+    """
+
+    node: str
+    module_path: str
+    op: str
+    kernel: str
+    post_ops: tuple[str, ...]
+    output_dtype: torch.dtype
+    input_quant_max: int
+    is_dynamic: bool
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeclinedOp:
+    """One operator that stays float.
+
+    Attributes:
+        node: Name of the node.
+        module_path: Dotted path of the module it came from; ``""`` where the graph does not say.
+        op: The operator's name, such as ``"conv3d"``.
+        reason: Why it has no int8 kernel, in words that say what would change that.
+    """
+
+    node: str
+    module_path: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoweringRecord:
+    """Everything one run of an int8 lowering decided, in graph order."""
+
+    lowered: tuple[LoweredOp, ...] = field(default_factory=tuple)
+    declined: tuple[DeclinedOp, ...] = field(default_factory=tuple)

@@ -1,0 +1,70 @@
+"""What an int8 lowering may do on one kind of hardware."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+OPS = frozenset({"linear", "conv1d", "conv2d"})
+POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
+
+
+@dataclass(frozen=True)
+class LoweringRules:
+    """The forms that the int8 kernels of one hardware kind can run.
+
+    A hardware package makes one of these; :class:`~versatil_passes.Int8Lowering` reads it and does nothing else by
+    itself. Everything that a rule excludes stays as quantize/dequantize and is recorded with its reason.
+
+    Attributes:
+        machine_types: Values of ``platform.machine()``, lower case, where the kernels exist.
+        ops: Operators with an int8 kernel, out of ``{"linear", "conv1d", "conv2d"}``.
+        activation_dtypes: Dtypes of quantized activations, and of fused int8 outputs.
+        weight_granularities: Out of ``{"per_channel", "per_tensor"}``; weights are always int8 with zero_point 0.
+        dynamic_ops: Operators whose kernel takes activation scale and zero_point as tensors.
+        post_ops: For each operator, the element-wise functions that its kernel applies to the float result, out of
+            ``{"relu", "hardtanh", "hardswish", "silu", "gelu"}``.
+        residual_post_ops: For each operator that can add a second tensor, the element-wise functions allowed after
+            that addition. An operator that is missing here never absorbs an addition.
+        allow_int8_output: Whether a kernel may write its result already quantized.
+        safe_input_quant_max: Largest ``quant_max`` of an activation for which the kernels cannot saturate on the CPU
+            at hand, or ``None`` where they never do.
+
+    Raises:
+        ValueError: A name is none of those listed above.
+    """
+
+    machine_types: tuple[str, ...]
+    ops: frozenset[str] = OPS
+    activation_dtypes: tuple[torch.dtype, ...] = (torch.uint8,)
+    weight_granularities: frozenset[str] = frozenset({"per_channel", "per_tensor"})
+    dynamic_ops: frozenset[str] = frozenset({"linear"})
+    post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
+    residual_post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
+    allow_int8_output: bool = True
+    safe_input_quant_max: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that no lowering knows, so that a typing error does not switch a fusion off in silence."""
+        ops = self.ops | self.dynamic_ops | self.post_ops.keys() | self.residual_post_ops.keys()
+        post_ops = frozenset().union(*self.post_ops.values(), *self.residual_post_ops.values())
+        for what, given, known in (
+            ("op", ops, OPS),
+            ("post op", post_ops, POST_OPS),
+            ("weight granularity", self.weight_granularities, {"per_channel", "per_tensor"}),
+        ):
+            unknown = sorted(given - known)
+            if unknown:
+                raise ValueError(f"unknown {what} {unknown[0]!r} in LoweringRules: use one of {sorted(known)}")
+
+    def admits_post_op(self, op: str, post_op: str, *, has_residual: bool) -> bool:
+        """Whether the kernel of ``op`` applies ``post_op``, after an addition if ``has_residual``.
+
+        Example:
+            >>> rules = LoweringRules(("x86_64",), post_ops={"linear": frozenset({"relu"})})
+            >>> rules.admits_post_op("linear", "relu", has_residual=False)
+            True
+            >>> rules.admits_post_op("linear", "relu", has_residual=True)
+            False
+        """
+        admitted = self.residual_post_ops if has_residual else self.post_ops
+        return post_op in admitted.get(op, frozenset())

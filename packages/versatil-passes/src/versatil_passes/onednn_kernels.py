@@ -1,0 +1,231 @@
+"""Bind the neutral int8 operators to oneDNN kernels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from versatil_passes.graph_queries import constant_of, value_of
+from versatil_passes.int8_ops import Int8Call, is_int8_op
+from versatil_passes.overwriting import is_overwritable
+
+aten, prims, onednn = torch.ops.aten, torch.ops.prims, torch.ops.onednn
+
+_KERNEL_POST_OPS = {
+    "none": ("none", ""),
+    "relu": ("relu", ""),
+    "hardtanh": ("hardtanh", ""),
+    "hardswish": ("hardswish", ""),
+    "silu": ("swish", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+}
+
+Emit = Callable[..., Any]
+"""Calls an operator on values, or adds the call to a graph: ``emit(op, *args)``."""
+
+
+class OneDNNKernels:
+    """Replace each ``versatil::qlinear`` and ``versatil::qconv`` by the oneDNN kernel that computes it.
+
+    ::
+
+        before:  qx, weight -> versatil.qlinear(other=residual, post_op="relu")
+        after:   qx, packed weight (a constant) -> onednn.qlinear_pointwise.binary(residual, "add", "relu")
+
+    A residual addition is done in place (``"sum"``) where :func:`~versatil_passes.overwriting.is_overwritable` proves
+    that nobody can see the overwritten tensor; elsewhere by ``"add"`` (linear) or by element-wise ops that Inductor
+    fuses (convolution, whose kernel only knows ``"sum"``).
+
+    Requires: constant weights; where a weight is an input of the graph the neutral operator stays, and packs the
+    weight at each call. With ``allow_in_place``: a functional graph, that is, one after AOTAutograd.
+    Guarantees: no graph input, no view of one, and no value that is read later is ever written.
+
+    Args:
+        allow_in_place: Whether residual additions may reuse the memory of the other operand.
+    """
+
+    def __init__(self, *, allow_in_place: bool = True) -> None:
+        """Keep the options."""
+        self.allow_in_place = allow_in_place
+
+    def __call__(self, graph: Graph) -> int:
+        """Rewrite ``graph`` in place.
+
+        Args:
+            graph: A graph that holds neutral int8 operators.
+
+        Returns:
+            The number of operators that were bound to a kernel.
+        """
+        constants = _Constants(graph)
+        nodes = [node for node in graph.nodes if is_int8_op(node)]
+        return sum(self._bind(node, constants) for node in nodes)
+
+    def uuid(self) -> str:
+        """Identity for compile caches."""
+        return f"versatil_passes.OneDNNKernels/1/{self.allow_in_place}"
+
+    def _bind(self, node: Node, constants: "_Constants") -> bool:
+        call = Int8Call.from_args(node.args)
+        with node.graph.inserting_before(node):
+            packed = constants.packed_weight(call)
+            if packed is None:
+                return False
+            kernel = bind(
+                call,
+                packed,
+                constants.weight_zero_points(call),
+                _graph_emit(node.graph),
+                is_in_place=self.allow_in_place and is_overwritable(call.other, node),
+            )
+        kernel.meta = {**node.meta, "val": kernel.meta.get("val", node.meta.get("val"))}
+        node.replace_all_uses_with(kernel)
+        node.graph.erase_node(node)
+        return True
+
+
+def run(call: Int8Call) -> torch.Tensor:
+    """Compute a neutral operator on tensors, packing its weight for this one call."""
+    zero_points = torch.zeros_like(call.w_scale, dtype=torch.int64)
+    result: torch.Tensor = bind(call, pack(call, call.weight, call.w_scale), zero_points, _call, is_in_place=False)
+    return result
+
+
+def pack(call: Int8Call, weight: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+    """The int8 weight in oneDNN's own layout (an opaque mkldnn tensor)."""
+    if call.geometry is None:
+        return onednn.qlinear_prepack(weight, None)
+    x_scale, x_zero_point = (1.0, 0) if call.is_dynamic else (call.x_scale, call.x_zero_point)
+    return onednn.qconv_prepack(weight, w_scale, x_scale, x_zero_point, *call.geometry, None)
+
+
+def bind(call: Int8Call, packed: Any, weight_zero_points: Any, emit: Emit, *, is_in_place: bool) -> Any:
+    """Emit the kernel that computes ``call``.
+
+    Args:
+        call: What to compute.
+        packed: The packed weight.
+        weight_zero_points: int64 zeros, one for each element of ``call.w_scale``.
+        emit: Receives each operator with its arguments, and returns its result.
+        is_in_place: Whether a residual addition may write its result into ``call.other``.
+
+    Returns:
+        The last result that ``emit`` returned.
+    """
+    head = (call.qx, call.x_scale, call.x_zero_point, packed, call.w_scale, weight_zero_points)
+    residual = () if call.other is None else (call.other,)
+    geometry = call.geometry or ()
+    output = (call.output_scale, call.output_zero_point, call.output_dtype)
+    if call.other is None:
+        packet = onednn.qlinear_pointwise if call.geometry is None else onednn.qconv_pointwise
+        kernel = packet.tensor if call.is_dynamic else packet.default
+        return emit(kernel, *head, call.bias, *geometry, *output, *_post_op(call))
+    if call.geometry is None:
+        packet = onednn.qlinear_pointwise
+        kernel = packet.binary_tensor if call.is_dynamic else packet.binary
+        how = "sum" if is_in_place else "add"
+        return emit(kernel, *head, *residual, call.bias, *output, 1.0, 0, how, 1.0, call.post_op, [], "")
+    if not is_in_place:
+        return _conv_then_add(call, emit, head)
+    unary = None if call.post_op == "none" else call.post_op
+    accumulator = (call.other_scale, call.other_zero_point, "sum", 1.0, unary, [], "")
+    return emit(onednn.qconv2d_pointwise.binary, *head, *residual, call.bias, *geometry, *output, *accumulator)
+
+
+def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
+    """The kernel's post op, with the clamp of a narrow output folded in.
+
+    The kernel itself clamps an int8 output to its dtype's range. A reference with ``reduce_range`` clamps to less, so
+    the bounds are applied in float first: ``(quant_min - zero_point) * scale`` and the same for ``quant_max``.
+    """
+    name, args = call.post_op, list(call.post_op_args)
+    if call.is_output_narrow:
+        low = (call.output_quant_min - call.output_zero_point) * call.output_scale
+        high = (call.output_quant_max - call.output_zero_point) * call.output_scale
+        bounds = {"none": (low, high), "relu": (0.0, high), "hardtanh": tuple(args)}[name]
+        name, args = "hardtanh", [min(max(bounds[0], low), high), max(min(bounds[1], high), low)]
+    kernel_name, algorithm = _KERNEL_POST_OPS[name]
+    return kernel_name, args, algorithm
+
+
+def _conv_then_add(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
+    """A convolution with float output, then the addition and what follows it, element by element."""
+    float_output = (1.0, 0, torch.float32, "none", [], "")
+    y = emit(onednn.qconv_pointwise.default, *head, call.bias, *(call.geometry or ()), *float_output)
+    other = call.other
+    if (call.other_scale, call.other_zero_point) != (1.0, 0):
+        other = emit(prims.convert_element_type.default, other, torch.float32)
+        other = emit(aten.mul.Tensor, emit(aten.sub.Tensor, other, call.other_zero_point), call.other_scale)
+    y = emit(aten.add.Tensor, y, other)
+    if call.post_op == "relu":
+        y = emit(aten.relu.default, y)
+    return quantize(call, y, emit) if call.has_int8_output else y
+
+
+def quantize(call: Int8Call, y: Any, emit: Emit) -> Any:
+    """Quantize as ``quantized_decomposed.quantize_per_tensor`` does: multiply by ``1 / scale``, round half to even."""
+    y = emit(aten.round.default, emit(aten.mul.Tensor, y, 1.0 / call.output_scale))
+    y = emit(aten.add.Tensor, y, call.output_zero_point)
+    y = emit(aten.clamp.default, y, call.output_quant_min, call.output_quant_max)
+    return emit(prims.convert_element_type.default, y, call.output_dtype)
+
+
+def _call(operator: Any, *args: Any) -> Any:
+    return operator(*args)
+
+
+def _graph_emit(graph: Graph) -> Emit:
+    """Add calls to ``graph``, with the fake value of each where its arguments have one."""
+
+    def emit(operator: Any, *args: Any) -> Node:
+        node = graph.call_function(operator, args)
+        if all(value_of(arg) is not None for arg in node.all_input_nodes):
+            node.meta["val"] = operator(*map_arg(args, value_of))
+        return node
+
+    return emit
+
+
+class _Constants:
+    """Packed weights and zero points that a graph needs, each made once and kept by the owning module."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._names: dict[Any, str] = {}
+
+    def packed_weight(self, call: Int8Call) -> Node | None:
+        """A ``get_attr`` of the packed weight, or ``None`` where weight or scale are no constants."""
+        weight, w_scale = constant_of(call.weight), constant_of(call.w_scale)
+        if weight is None or w_scale is None:
+            return None
+        activation = () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
+        key = ("weight", str(call.weight.target), repr(call.geometry), activation)
+        return self._get(key, lambda: pack(call, weight, w_scale), call.weight)
+
+    def weight_zero_points(self, call: Int8Call) -> Node:
+        """A ``get_attr`` of int64 zeros, as many as the weight has scales."""
+        w_scale = constant_of(call.w_scale)
+        assert w_scale is not None
+        return self._get(
+            ("zeros", w_scale.numel()), lambda: torch.zeros(w_scale.numel(), dtype=torch.int64), call.w_scale
+        )
+
+    def _get(self, key: Any, make: Callable[[], torch.Tensor], like: Node) -> Node:
+        """``like`` lends its fake mode, so that the new node has a fake value too."""
+        module = self._graph.owning_module
+        assert module is not None
+        if key not in self._names:
+            tensor = make()
+            name = f"_{key[0]}_{len(self._names)}"
+            while hasattr(module, name):
+                name = f"_{name}"
+            module.register_buffer(name, tensor, persistent=False)
+            self._names[key] = name
+        node = self._graph.get_attr(self._names[key])
+        fake, tensor = value_of(like), getattr(module, self._names[key])
+        if fake is not None:
+            node.meta["val"] = fake.new_empty(tensor.shape, dtype=tensor.dtype)
+        return node
