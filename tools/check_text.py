@@ -17,9 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 # The folders of a home or a build machine. Folders that every Linux has (such
 # as /proc/cpuinfo or /usr/bin/env) are fine.
-MACHINE_PATH = re.compile(
-    r"(?<![\w.~/-])/(?:root|home|work|opt|srv|mnt|Users|tmp|scratch)/[\w.-]+"
-)
+MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:root|home|work|opt|srv|mnt|Users|tmp|scratch)/[\w.-]+")
 
 
 def problems(name: str, text: str) -> list[str]:
