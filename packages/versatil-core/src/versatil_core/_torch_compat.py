@@ -1,0 +1,127 @@
+"""Every private or version-dependent part of torch that versatil_core uses."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def flatten_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Flatten the inputs of a call to its leaves, in the order of the exported placeholders."""
+    leaves, _ = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    return list(leaves)
+
+
+def unflatten_like(
+    leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put leaves into the structure of ``(args, kwargs)``."""
+    _, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    unflattened: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
+        list(leaves), structure
+    )
+    return unflattened
+
+
+def unflatten_for_call(
+    module: torch.fx.GraphModule, leaves: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put leaves into the structure with which an exported module is called."""
+    # _in_spec is what the generated forward() itself flattens its inputs with.
+    call: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
+        list(leaves), module._in_spec  # type: ignore[arg-type]
+    )
+    return call
+
+
+def same_structure(
+    args: Sequence[Any], kwargs: Mapping[str, Any], like: tuple[Sequence[Any], Mapping[str, Any]]
+) -> bool:
+    """Whether two calls have the same nesting, not looking at the leaves."""
+    _, given = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    _, wanted = pytree.tree_flatten((tuple(like[0]), dict(like[1])))
+    return bool(given == wanted)
+
+
+def symbol_name(size: torch.SymInt) -> str:
+    """Return the expression of a symbolic size, such as ``"s0"`` or ``"2*s0"``."""
+    return str(size.node.expr)
+
+
+def symbol_hint(size: torch.SymInt) -> int:
+    """Return the example value of a symbolic size."""
+    return int(size.node.hint)
+
+
+def symbol_range(size: torch.SymInt) -> tuple[int, int | None]:
+    """Return the smallest and the largest value of a symbolic size; None is unbounded."""
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    lower = int(bounds.lower)
+    upper = int(bounds.upper) if bounds.upper.is_Integer else None
+    # torch writes "no limit" as its largest integer.
+    return lower, None if upper is None or upper >= 2**62 else upper
+
+
+def register_quantized_ops() -> None:
+    """Define the ``quantized_decomposed`` operators, which a saved reference is made of."""
+    # In torch up to now these are defined when this module is imported, and only then.
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+
+
+def patch_inductor_config(values: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Set values of ``torch._inductor.config`` inside a ``with`` block."""
+    from versatil_passes._torch_compat import patch_inductor_config as patch
+
+    return patch(dict(values))
+
+
+def set_inductor_config(values: Mapping[str, Any]) -> None:
+    """Set values of ``torch._inductor.config`` for good.
+
+    From torch 2.12 on the configuration belongs to the current thread.
+    """
+    config = importlib.import_module("torch._inductor.config")
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        owner: Any = config
+        for parent in parents:
+            owner = getattr(owner, parent)
+        setattr(owner, last, value)
+
+
+@contextmanager
+def keep_pre_grad_pass() -> Iterator[None]:
+    """Put ``torch._inductor.config.pre_grad_custom_pass`` back at the end of the block."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    before = config.pre_grad_custom_pass
+    try:
+        yield
+    finally:
+        # Not touched if it is as before: assigning would mark the value as set by a user.
+        if config.pre_grad_custom_pass is not before:
+            config.pre_grad_custom_pass = before
+
+
+def is_static_input(value: Any) -> bool:
+    """Whether Dynamo marked an input of its graph as a parameter or buffer."""
+    return (
+        isinstance(value, torch.Tensor)
+        and getattr(value, "_dynamo_static_input_type", None) is not None
+    )
+
+
+def forget_dynamo_inputs(module: torch.fx.GraphModule) -> None:
+    """Make AOTAutograd take the inputs as they are, not as Dynamo listed them when it traced."""
+    module.meta.pop("dynamo_compile_id", None)
+
+
+def compile_with_inductor(
+    module: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile a graph with Inductor, under the configuration in force."""
+    compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
+    compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(inputs))
+    return compiled

@@ -1,0 +1,241 @@
+"""Shows data to a prepared model, and checks every batch before it does."""
+
+import inspect
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from versatil_core import _torch_compat
+from versatil_core.errors import CalibrationError
+from versatil_core.export import ModelInputs, input_specs, model_inputs
+from versatil_core.reference_info import DynamicSize, InputSpec
+
+
+def calibrate(
+    prepared: torch.fx.GraphModule,
+    batches: Iterable[Any],
+    example_inputs: Any,
+    *,
+    input_names: Sequence[str] = (),
+) -> int:
+    """Run batches through a prepared model, so that its observers see the ranges.
+
+    Args:
+        prepared: From :func:`versatil_core.quantize.prepare`; its observers are updated.
+        batches: Each is a tensor, a tuple or list of inputs, or a mapping of inputs by name.
+        example_inputs: The inputs that the model was exported with.
+        input_names: Names of the model's positional inputs, so that a mapping fits them too.
+
+    Returns:
+        The number of batches.
+
+    Raises:
+        CalibrationError: There is no batch, or one does not fit the exported model or has NaN
+            or infinity in it; says which and what to do.
+    """
+    example = model_inputs(example_inputs)
+    specs = input_specs(prepared)
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            call = _as_call(batch, count, example, input_names)
+            check_inputs(specs, call.leaves, count)
+            prepared(*call.args, **call.kwargs)
+            count += 1
+    if not count:
+        raise empty_calibration_error()
+    return count
+
+
+def first_batch_checked(calibration: Iterable[Any]) -> Iterable[Any]:
+    """Make sure that there is a first batch, without losing it.
+
+    Args:
+        calibration: Any iterable, also one that can be read only once.
+
+    Returns:
+        An iterable with the same batches.
+
+    Raises:
+        CalibrationError: There is none.
+    """
+    if isinstance(calibration, (torch.Tensor, Mapping)):
+        raise CalibrationError(
+            f"calibration must be an iterable of batches, got one {type(calibration).__name__}: "
+            f"pass [{'batch' if isinstance(calibration, Mapping) else 'tensor'}]"
+        )
+    iterator = iter(calibration)
+    first = list(itertools.islice(iterator, 1))
+    if not first:
+        raise empty_calibration_error()
+    return itertools.chain(first, iterator)
+
+
+def empty_calibration_error() -> CalibrationError:
+    """Return the error for static quantization without data."""
+    return CalibrationError(
+        "calibration has no batches, and static quantization takes the ranges of the activations "
+        "from them: pass calibration=[batch, ...] with representative inputs (a DataLoader is "
+        "fine; a generator that has been read is empty), or use a dynamic backend"
+    )
+
+
+def positional_names(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the inputs that ``model.forward`` takes by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+
+
+def check_inputs(specs: Sequence[InputSpec], leaves: Sequence[Any], batch_index: int) -> None:
+    """Check the flattened inputs of one batch against the exported model.
+
+    Args:
+        specs: What the model takes.
+        leaves: The batch's tensors and constants, in the same order.
+        batch_index: For the message.
+
+    Raises:
+        CalibrationError: Something does not fit.
+    """
+    symbols: dict[str, int] = {}
+    for index, (spec, leaf) in enumerate(zip(specs, leaves, strict=True)):
+        for fault in _faults(spec, leaf, symbols):
+            raise CalibrationError(
+                f"calibration batch {batch_index}, input {index} ({spec.name}): {fault}",
+                batch_index=batch_index,
+                input_name=spec.name,
+            )
+
+
+def _faults(spec: InputSpec, leaf: Any, symbols: dict[str, int]) -> Iterator[str]:
+    """Yield what is wrong with one input, the most basic fault first."""
+    if spec.shape is None:
+        if leaf != spec.value:
+            yield (
+                f"expected the constant {spec.value!r} that the model was exported with, "
+                f"got {leaf!r}"
+            )
+        return
+    if not isinstance(leaf, torch.Tensor):
+        yield f"expected a tensor, got {type(leaf).__name__}: convert it, as with torch.as_tensor()"
+        return
+    if leaf.device.type != "cpu":
+        yield f"expected a tensor on the CPU, got one on {str(leaf.device)!r}: call .cpu() on it"
+    if str(leaf.dtype) != spec.dtype:
+        yield f"expected {spec.dtype}, got {leaf.dtype}: convert it with .to({spec.dtype})"
+    if fault := _shape_fault(spec.shape, leaf.shape, symbols):
+        yield fault
+    if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+        bad = int((~torch.isfinite(leaf)).sum())
+        yield (
+            f"{bad} of {leaf.numel()} values are NaN or infinite, which would spoil the measured "
+            f"ranges: clean the data or leave this batch out"
+        )
+
+
+def _shape_fault(
+    expected: Sequence[int | DynamicSize], got: Sequence[int], symbols: dict[str, int]
+) -> str | None:
+    wanted = f"expected the shape {_shape_text(expected)}, got {tuple(got)}"
+    if len(expected) != len(got):
+        return f"{wanted}: it needs {len(expected)} dimensions"
+    for dim, (size, given) in enumerate(zip(expected, got, strict=True)):
+        if isinstance(size, int):
+            if size != given:
+                return (
+                    f"{wanted}: use size {size} in dimension {dim} (a last, smaller batch: "
+                    f"drop_last=True), or make it dynamic with quantize(..., dynamic_shapes=...)"
+                )
+            continue
+        maximum = math.inf if size.maximum is None else size.maximum
+        if not size.minimum <= given <= maximum:
+            return f"{wanted}: dimension {dim} must be in {size.minimum} … {maximum}"
+        if symbols.setdefault(size.symbol, given) != given:
+            return (
+                f"{wanted}: the sizes called {size.symbol} must be equal, "
+                f"but there are {symbols[size.symbol]} and {given}"
+            )
+    return None
+
+
+def _shape_text(shape: Sequence[int | DynamicSize]) -> str:
+    sizes = [str(size) if isinstance(size, int) else size.symbol for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _as_call(
+    batch: Any, batch_index: int, example: ModelInputs, input_names: Sequence[str]
+) -> ModelInputs:
+    """Bring a batch into the form of the example: by position, or by name."""
+    call = model_inputs(batch)
+    if example.kwargs and not example.args and call.args:
+        call = _named(call, batch_index, tuple(example.kwargs))
+    elif call.kwargs and not example.kwargs:
+        call = _positional(call, batch_index, input_names[: len(example.args)])
+    _check_count(call, batch_index, example)
+    if call.kwargs:
+        call = ModelInputs(call.args, {name: call.kwargs[name] for name in example.kwargs})
+    if not _torch_compat.same_structure(call.args, call.kwargs, (example.args, example.kwargs)):
+        raise CalibrationError(
+            f"calibration batch {batch_index} is nested in another way than the example inputs: "
+            f"expected {_structure(example)}, got {_structure(call)}",
+            batch_index=batch_index,
+        )
+    return call
+
+
+def _named(call: ModelInputs, batch_index: int, names: Sequence[str]) -> ModelInputs:
+    _check_length(len(call.args), batch_index, len(names))
+    return ModelInputs((), dict(zip(names, call.args, strict=True)))
+
+
+def _positional(call: ModelInputs, batch_index: int, names: Sequence[str]) -> ModelInputs:
+    _check_names(set(call.kwargs), batch_index, set(names))
+    return ModelInputs(tuple(call.kwargs[name] for name in names), {})
+
+
+def _check_count(call: ModelInputs, batch_index: int, example: ModelInputs) -> None:
+    _check_length(len(call.args), batch_index, len(example.args))
+    _check_names(set(call.kwargs), batch_index, set(example.kwargs))
+
+
+def _check_length(got: int, batch_index: int, expected: int) -> None:
+    if got == expected:
+        return
+    labels = (
+        f" If the loader yields (inputs, labels), pass (batch[:{expected}] for batch in loader)"
+        if got > expected
+        else ""
+    )
+    raise CalibrationError(
+        f"calibration batch {batch_index} has {got} items, but the model takes {expected}: each "
+        f"batch is a tensor, or a tuple with one item per input.{labels}",
+        batch_index=batch_index,
+    )
+
+
+def _check_names(got: set[str], batch_index: int, expected: set[str]) -> None:
+    if missing := sorted(expected - got):
+        raise CalibrationError(
+            f"calibration batch {batch_index} lacks the inputs {', '.join(missing)}; "
+            f"it has {', '.join(sorted(got)) or 'none'}",
+            batch_index=batch_index,
+            input_name=missing[0],
+        )
+    if extra := sorted(got - expected):
+        raise CalibrationError(
+            f"calibration batch {batch_index} has inputs that the model was not exported with: "
+            f"{', '.join(extra)}. Remove them (labels are no input), or add them to the example",
+            batch_index=batch_index,
+            input_name=extra[0],
+        )
+
+
+def _structure(call: ModelInputs) -> str:
+    items = [type(value).__name__ for value in call.args]
+    items += [f"{name}={type(value).__name__}" for name, value in call.kwargs.items()]
+    return f"({', '.join(items)})"

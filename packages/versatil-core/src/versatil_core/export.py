@@ -1,0 +1,221 @@
+"""Captures a float model as a graph that can be quantized."""
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from versatil_core import _torch_compat
+from versatil_core.errors import ExportError, UnsupportedDeviceError
+from versatil_core.reference_info import DynamicSize, InputSpec
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The inputs of one call.
+
+    Attributes:
+        args: Positional inputs.
+        kwargs: Inputs by name.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Every tensor and constant, in the order of the exported placeholders."""
+        return _torch_compat.flatten_inputs(self.args, self.kwargs)
+
+
+def model_inputs(inputs: Any) -> ModelInputs:
+    """Read inputs in any of the forms that example inputs and batches come in.
+
+    Args:
+        inputs: A tensor is the only input; a tuple or list holds positional inputs; a mapping
+            with string keys holds inputs by name.
+    """
+    if isinstance(inputs, ModelInputs):
+        return inputs
+    if isinstance(inputs, Mapping):
+        return ModelInputs((), dict(inputs))
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return ModelInputs(tuple(inputs), {})
+    return ModelInputs((inputs,), {})
+
+
+def export(
+    model: torch.nn.Module,
+    example_inputs: Any,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    supported_device_types: Sequence[str] = ("cpu",),
+) -> torch.fx.GraphModule:
+    """Capture a model with ``torch.export``, in eval mode, without touching the model.
+
+    Args:
+        model: A float model on the CPU. A copy of it is exported in eval mode.
+        example_inputs: A tensor, a tuple of inputs, or a mapping of inputs by name.
+        dynamic_shapes: As for ``torch.export.export``. Where it makes a dimension dynamic that
+            has size 1 in the example, the example is repeated to size 2: torch would take a
+            size of 1 for a constant.
+        strict: As for ``torch.export.export``.
+        supported_device_types: Types of the devices that tensors may be on.
+
+    Returns:
+        The exported module, which shares no tensor with ``model``.
+
+    Raises:
+        UnsupportedDeviceError: A parameter, buffer or input is on another device.
+        ExportError: torch cannot capture the model; carries torch's reason.
+
+    Example:
+        >>> exported = export(torch.nn.Linear(4, 2), torch.randn(3, 4))
+        >>> exported(torch.randn(3, 4)).shape
+        torch.Size([3, 2])
+    """
+    inputs = model_inputs(example_inputs)
+    check_devices(model, inputs, supported_device_types)
+    inputs = _widened(model, inputs, dynamic_shapes)
+    private = _private_copy(model)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                private,
+                inputs.args,
+                dict(inputs.kwargs),
+                dynamic_shapes=dynamic_shapes,
+                strict=strict,
+            )
+            module = program.module()
+    # torch.export fails with errors of many unrelated types, Dynamo's and sympy's among them.
+    except Exception as error:
+        raise ExportError(
+            f"torch.export cannot capture {type(model).__name__} "
+            f"({'strict' if strict else 'non-strict'} mode).\ntorch says: "
+            f"{type(error).__name__}: {error}\n"
+            f"What to do: make torch.export.export(model, example_inputs) work first; quantizing "
+            f"a submodule alone, strict={not strict}, or dynamic_shapes are common ways out"
+        ) from error
+    assert isinstance(module, torch.fx.GraphModule)
+    return module
+
+
+def check_devices(
+    model: torch.nn.Module, inputs: ModelInputs, supported_device_types: Sequence[str]
+) -> None:
+    """Check that the model and its inputs are where the backend can run them.
+
+    Raises:
+        UnsupportedDeviceError: A tensor is on another device.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    named += [(f"example input {i}", leaf) for i, leaf in enumerate(inputs.leaves)]
+    for name, tensor in named:
+        if isinstance(tensor, torch.Tensor) and tensor.device.type not in supported_device_types:
+            raise UnsupportedDeviceError(
+                f"{name} is on the device {str(tensor.device)!r}, but only "
+                f"{', '.join(supported_device_types)} is supported: move model and inputs there, "
+                f"with .to({supported_device_types[0]!r})",
+                device_type=tensor.device.type,
+                supported=supported_device_types,
+            )
+
+
+def input_specs(module: torch.fx.GraphModule) -> tuple[InputSpec, ...]:
+    """Describe the inputs of an exported module.
+
+    Args:
+        module: From :func:`export`, or anything made from it.
+
+    Returns:
+        One entry per placeholder, in order.
+    """
+    return tuple(
+        _input_spec(node) for node in module.graph.nodes if node.op == "placeholder"
+    )
+
+
+def _input_spec(node: torch.fx.Node) -> InputSpec:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return InputSpec(node.name, shape=None, dtype=None, value=value)
+    return InputSpec(node.name, tuple(map(_size, value.shape)), str(value.dtype))
+
+
+def _size(size: int | torch.SymInt) -> int | DynamicSize:
+    if isinstance(size, int):
+        return size
+    minimum, maximum = _torch_compat.symbol_range(size)
+    return DynamicSize(
+        symbol=_torch_compat.symbol_name(size),
+        minimum=minimum,
+        maximum=maximum,
+        example=_torch_compat.symbol_hint(size),
+    )
+
+
+def _private_copy(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        # Exported graphs share parameters with their model, and running them for calibration
+        # also writes to buffers that forward() updates.
+        return copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ExportError(
+            f"{type(model).__name__} cannot be copied, and it is never changed itself.\n"
+            f"copy.deepcopy says: {type(error).__name__}: {error}\n"
+            f"What to do: remove what cannot be copied from the model (a lock, a file, a tensor "
+            f"that is the result of a computation), or make it a fresh model in eval mode"
+        ) from error
+
+
+def _widened(model: torch.nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> ModelInputs:
+    """Repeat example dimensions of size 1 to 2 where they are meant to be dynamic."""
+    if not dynamic_shapes:
+        return inputs
+    by_name = isinstance(dynamic_shapes, Mapping)
+    names = [*inspect.signature(model.forward).parameters] if by_name else []
+    args = tuple(
+        _widened_value(value, _spec_at(dynamic_shapes, names[i] if i < len(names) else i))
+        for i, value in enumerate(inputs.args)
+    )
+    kwargs = {
+        name: _widened_value(value, _spec_at(dynamic_shapes, name))
+        for name, value in inputs.kwargs.items()
+    }
+    return ModelInputs(args, kwargs)
+
+
+def _widened_value(value: Any, spec: Any) -> Any:
+    if not spec:
+        return value
+    if isinstance(value, torch.Tensor):
+        for dim in _dynamic_dims(spec):
+            if value.shape[dim] == 1:
+                value = torch.cat([value, value], dim)
+        return value
+    if isinstance(value, Mapping) and isinstance(spec, Mapping):
+        return type(value)(  # type: ignore[call-arg]
+            {name: _widened_value(item, spec.get(name)) for name, item in value.items()}
+        )
+    if isinstance(value, (list, tuple)) and isinstance(spec, (list, tuple)):
+        return type(value)(_widened_value(item, sub) for item, sub in zip(value, spec, strict=False))
+    return value
+
+
+def _dynamic_dims(spec: Any) -> Iterable[int]:
+    dims = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
+    # None and plain integers are the two ways to write that a size is fixed.
+    return [dim for dim, size in dims if size is not None and not isinstance(size, int)]
+
+
+def _spec_at(specs: Any, key: int | str) -> Any:
+    if isinstance(specs, Mapping):
+        return specs.get(key)
+    if isinstance(key, int) and isinstance(specs, (list, tuple)) and key < len(specs):
+        return specs[key]
+    return None

@@ -1,0 +1,265 @@
+"""Turns a float model into a reference: quantize and dequantize around float operators."""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from versatil_core.backend import backend_options
+from versatil_core.calibration import calibrate, first_batch_checked, positional_names
+from versatil_core.errors import CalibrationError, NothingQuantizedError
+from versatil_core.export import check_devices, export, input_specs, model_inputs
+from versatil_core.module_scope import is_node_inside
+from versatil_core.reference_info import ReferenceInfo, TargetInfo, attach_reference_info
+from versatil_core.targets import QuantizationTarget, Targets, as_targets, check_targets
+from versatil_core.versions import SUPPORTED_VERSIONS, check_versions, installed_version
+
+if TYPE_CHECKING:
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+_ANNOTATION = "quantization_annotation"
+
+
+def quantize(
+    model: torch.nn.Module,
+    example_inputs: Any,
+    backend_or_targets: Targets,
+    calibration: Iterable[Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    progress: bool = False,
+) -> GraphModule:
+    """Quantize a float model; the model itself is never changed.
+
+    Args:
+        model: A float model on the CPU. It is quantized as in eval mode, whatever its mode is.
+        example_inputs: A tensor, a tuple of inputs, or a mapping of inputs by name.
+        backend_or_targets: A backend for the whole model, or one
+            :class:`~versatil_core.QuantizationTarget` or several, whose modules must not overlap.
+        calibration: Batches of representative inputs, in the forms of ``example_inputs``; a
+            ``DataLoader`` is fine. Needed unless every backend is dynamic. Read once.
+        dynamic_shapes: As for ``torch.export.export``; without it, all sizes are fixed.
+        strict: As for ``torch.export.export``.
+        progress: Whether to show the calibration's progress on stderr.
+
+    Returns:
+        The reference: a module that runs anywhere and that defines the numerical result. It has
+        int8 weights. See :func:`versatil_core.compile` for the fast one.
+
+    Raises:
+        UnsupportedVersionError: torch or torchao is outside the tested range.
+        TargetError: A target matches no module, or two overlap.
+        CalibrationError: Calibration is missing, empty or does not fit the model.
+        UnsupportedDeviceError: A tensor is not on the CPU.
+        ExportError: torch cannot capture the model.
+        NothingQuantizedError: A target holds no operator that its backend quantizes.
+        NotImplementedError: A backend has ``is_qat``.
+
+    Example:
+        >>> from versatil_core import host_backend
+        >>> model, x = torch.nn.Linear(8, 4), torch.randn(2, 8)
+        >>> reference = quantize(model, x, host_backend(), calibration=[x])
+        >>> reference(x).shape
+        torch.Size([2, 4])
+    """
+    check_versions()
+    targets = as_targets(backend_or_targets)
+    check_targets(model, targets)
+    _refuse_training(targets)
+    batches = _calibration_batches(targets, calibration)
+    device_types = _common_device_types(targets)
+    check_devices(model, model_inputs(example_inputs), device_types)
+    exported = export(
+        model,
+        example_inputs,
+        dynamic_shapes=dynamic_shapes,
+        strict=strict,
+        supported_device_types=device_types,
+    )
+    prepared = _prepare_in_place(exported, targets)
+    names = positional_names(model)
+    if batches is None:
+        # Also the observers of the weights measure only while the model runs: without one call
+        # every scale would be that of an empty tensor.
+        calibrate(prepared, [example_inputs], example_inputs, input_names=names)
+        count = 0
+    else:
+        with _progress_bar(batches, show=progress) as shown:
+            count = calibrate(prepared, shown, example_inputs, input_names=names)
+    reference = _convert_in_place(prepared)
+    attach_reference_info(reference, _info(reference, targets, count))
+    return reference
+
+
+def prepare(exported: GraphModule, backend_or_targets: Targets) -> GraphModule:
+    """Insert observers where the backends want to quantize.
+
+    Args:
+        exported: From :func:`versatil_core.export.export`; it is not changed.
+        backend_or_targets: As for :func:`quantize`.
+
+    Returns:
+        A module for :func:`versatil_core.calibration.calibrate`.
+
+    Raises:
+        NothingQuantizedError: A target holds no operator that its backend quantizes.
+    """
+    return _prepare_in_place(copy.deepcopy(exported), as_targets(backend_or_targets))
+
+
+def convert(prepared: GraphModule) -> GraphModule:
+    """Turn a calibrated module into a reference.
+
+    Args:
+        prepared: From :func:`prepare`, after calibration; it is not changed.
+
+    Returns:
+        The reference. Its weights are int8 constants, and float weights that nothing reads any
+        more are gone.
+    """
+    return _convert_in_place(copy.deepcopy(prepared))
+
+
+def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarget]) -> GraphModule:
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+    prepared: GraphModule = prepare_pt2e(exported, _quantizer(targets))
+    for target in targets:
+        _check_something_annotated(prepared, target.module_path)
+    return prepared
+
+
+def _quantizer(targets: Sequence[QuantizationTarget]) -> "Quantizer":
+    from torchao.quantization.pt2e.quantizer import ComposableQuantizer
+
+    quantizers = [target.backend.create_quantizer(target.module_path) for target in targets]
+    return quantizers[0] if len(quantizers) == 1 else ComposableQuantizer(quantizers)
+
+
+def _convert_in_place(prepared: GraphModule) -> GraphModule:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+    with torch.no_grad():
+        reference: GraphModule = convert_pt2e(prepared, fold_quantize=True)
+    drop_unused_state(reference)
+    reference.requires_grad_(False)
+    allow_mode_calls(reference)
+    return reference
+
+
+def drop_unused_state(module: GraphModule) -> None:
+    """Delete the parameters and buffers that no node of the graph reads.
+
+    Args:
+        module: A reference; the float originals of its int8 weights go.
+    """
+    used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    state = [*module.named_parameters(remove_duplicate=False)]
+    state += [*module.named_buffers(remove_duplicate=False)]  # type: ignore[arg-type]
+    for name, _ in state:
+        owner, _, attribute = name.rpartition(".")
+        if name not in used and not _is_called(module, owner):
+            delattr(module.get_submodule(owner), attribute)
+    module.delete_all_unused_submodules()
+
+
+def allow_mode_calls(module: GraphModule) -> None:
+    """Let ``eval()`` and ``train()`` work as on any module.
+
+    torch and torchao replace both by functions that raise. A reference computes the same in
+    both modes: it was captured in eval mode.
+    """
+    for name in ("train", "eval"):
+        module.__dict__.pop(name, None)
+    module.eval()
+
+
+def _is_called(module: GraphModule, path: str) -> bool:
+    called = (str(node.target) for node in module.graph.nodes if node.op == "call_module")
+    return any(path == target or path.startswith(target + ".") for target in called)
+
+
+def _refuse_training(targets: Sequence[QuantizationTarget]) -> None:
+    for target in targets:
+        if target.backend.is_qat:
+            raise NotImplementedError(
+                f"quantize() does not train yet, but the backend is {target.backend!r}: use "
+                f"is_qat=False, or take backend.create_quantizer() to torchao's prepare_qat_pt2e"
+            )
+
+
+def _calibration_batches(
+    targets: Sequence[QuantizationTarget], calibration: Iterable[Any] | None
+) -> Iterable[Any] | None:
+    """Return batches that are known not to be empty, or None if none are needed."""
+    static = [target for target in targets if not target.backend.is_dynamic]
+    if calibration is not None:
+        return first_batch_checked(calibration)
+    if static:
+        raise CalibrationError(
+            f"{static[0].backend!r} quantizes activations with fixed ranges, which it takes from "
+            f"calibration data, but calibration is missing: pass calibration=[batch, ...] with "
+            f"representative inputs, or use a backend with is_dynamic=True"
+        )
+    return None
+
+
+def _common_device_types(targets: Sequence[QuantizationTarget]) -> list[str]:
+    first, *others = (target.backend.supported_device_types for target in targets)
+    return [device for device in first if all(device in other for other in others)]
+
+
+def _check_something_annotated(prepared: GraphModule, module_path: str) -> None:
+    nodes = [
+        node
+        for node in prepared.graph.nodes
+        if node.op == "call_function" and is_node_inside(node, module_path)
+    ]
+    if not any(_is_annotated(node) for node in nodes):
+        found = sorted({str(node.target) for node in nodes})
+        looked_for = ("linear", "conv1d", "conv2d")
+        raise NothingQuantizedError(
+            f"nothing to quantize in {repr(module_path) if module_path else 'the model'}: looked "
+            f"for {', '.join(looked_for)} with a weight of the model, found "
+            f"{', '.join(found) or 'no operator at all'}. Choose a module that runs such layers",
+            module_path=module_path,
+            looked_for=looked_for,
+            found=found,
+        )
+
+
+def _is_annotated(node: Node) -> bool:
+    annotation = node.meta.get(_ANNOTATION)
+    return annotation is not None and any(
+        spec is not None for spec in annotation.input_qspec_map.values()
+    )
+
+
+def _info(
+    reference: GraphModule, targets: Sequence[QuantizationTarget], calibration_batches: int
+) -> ReferenceInfo:
+    return ReferenceInfo(
+        targets=tuple(
+            TargetInfo(target.module_path, target.backend.name, backend_options(target.backend))
+            for target in targets
+        ),
+        inputs=input_specs(reference),
+        calibration_batches=calibration_batches,
+        versions={name: installed_version(name) for name in (*SUPPORTED_VERSIONS, "versatil-core")},
+    )
+
+
+@contextmanager
+def _progress_bar(batches: Iterable[Any], *, show: bool) -> Iterator[Iterable[Any]]:
+    if not show:
+        yield batches
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        yield bar.track(batches, description="calibrating")

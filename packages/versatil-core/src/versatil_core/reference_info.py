@@ -1,0 +1,130 @@
+"""What a reference says about itself: how it was made, and which inputs it takes."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+
+from versatil_core.errors import ModelFileError
+
+_META_KEY = "versatil"
+
+
+@dataclass(frozen=True)
+class DynamicSize:
+    """A size that may vary.
+
+    Attributes:
+        symbol: Sizes with an equal symbol are equal; may be an expression such as ``"2*s0"``.
+        minimum: Smallest size.
+        maximum: Largest size; None is unbounded.
+        example: The size in the example inputs.
+    """
+
+    symbol: str
+    minimum: int
+    maximum: int | None
+    example: int
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of an exported model, in the order in which they are flattened.
+
+    Attributes:
+        name: Its name in the exported graph.
+        shape: Sizes of a tensor; None if the input is no tensor.
+        dtype: The tensor's dtype as text, such as ``"torch.float32"``; None if no tensor.
+        value: The constant that the model was exported with, if the input is no tensor.
+    """
+
+    name: str
+    shape: tuple[int | DynamicSize, ...] | None
+    dtype: str | None
+    value: int | float | bool | str | None = None
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """A quantization target as it can be written to a file.
+
+    Attributes:
+        module_path: The quantized submodule; ``""`` is the whole model.
+        backend: Name of the backend.
+        options: Constructor options of the backend.
+    """
+
+    module_path: str
+    backend: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReferenceInfo:
+    """How a reference was made; kept in ``reference.meta["versatil"]`` and in saved files.
+
+    Attributes:
+        targets: What was quantized, and for which backend.
+        inputs: What the reference takes.
+        calibration_batches: Number of calibration batches that the observers saw, without the
+            example inputs.
+        versions: Distribution -> version with which it was made.
+    """
+
+    targets: tuple[TargetInfo, ...]
+    inputs: tuple[InputSpec, ...]
+    calibration_batches: int
+    versions: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; :meth:`from_dict` is the way back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild what :meth:`to_dict` returned.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field is not what it should be.
+        """
+        return cls(
+            targets=tuple(TargetInfo(**target) for target in values["targets"]),
+            inputs=tuple(_input_spec(spec) for spec in values["inputs"]),
+            calibration_batches=int(values["calibration_batches"]),
+            versions=dict(values["versions"]),
+        )
+
+
+def reference_info(reference: torch.fx.GraphModule) -> ReferenceInfo:
+    """Return how a reference was made.
+
+    Args:
+        reference: A module from :func:`versatil_core.quantize` or :func:`versatil_core.load`.
+
+    Raises:
+        ModelFileError: The module was made by something else.
+    """
+    info = reference.meta.get(_META_KEY)
+    if not isinstance(info, ReferenceInfo):
+        raise ModelFileError(
+            "this module carries no information about its quantization: it must come from "
+            "versatil_core.quantize() or versatil_core.load()",
+            path="",
+        )
+    return info
+
+
+def attach_reference_info(reference: torch.fx.GraphModule, info: ReferenceInfo) -> None:
+    """Keep the information with the module; deep copies of the module keep it too."""
+    reference.meta[_META_KEY] = info
+
+
+def _input_spec(values: Mapping[str, Any]) -> InputSpec:
+    shape = values["shape"]
+    if shape is not None:
+        shape = tuple(DynamicSize(**size) if isinstance(size, Mapping) else int(size) for size in shape)
+    return InputSpec(
+        name=values["name"], shape=shape, dtype=values["dtype"], value=values["value"]
+    )

@@ -1,0 +1,78 @@
+"""What the CPU can do, as far as int8 kernels care."""
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class CPUFeatures:
+    """The instruction sets that decide which int8 kernel oneDNN takes.
+
+    Attributes:
+        avx2: 256-bit integers.
+        avx512: 512-bit integers on bytes and words (avx512bw with vl and dq).
+        avx512_vnni: Products of four u8·s8 pairs summed into s32, 512 bits wide.
+        avx_vnni: The same, 256 bits wide.
+        amx_int8: Tile multiplication of int8.
+        avx512_bf16: Dot products of bfloat16.
+
+    Example:
+        >>> CPUFeatures(avx2=True).has_vnni
+        False
+    """
+
+    avx2: bool = False
+    avx512: bool = False
+    avx512_vnni: bool = False
+    avx_vnni: bool = False
+    amx_int8: bool = False
+    avx512_bf16: bool = False
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether u8·s8 products are summed in s32.
+
+        Without it, two products are first added in s16, and that sum saturates.
+        """
+        return self.avx512_vnni or self.avx_vnni or self.amx_int8
+
+    @classmethod
+    def detect(cls) -> Self:
+        """Return the features of this machine; none on a machine that is not x86."""
+        return cls.from_flags(_host_flags())
+
+    @classmethod
+    def from_flags(cls, flags: frozenset[str]) -> Self:
+        """Return the features that a set of CPU flags stands for.
+
+        Args:
+            flags: Flags as Linux writes them into ``/proc/cpuinfo``.
+        """
+        return cls(
+            avx2="avx2" in flags,
+            avx512={"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags,
+            # cpuinfo's two sources spell these with and without the underscore.
+            avx512_vnni=not flags.isdisjoint({"avx512_vnni", "avx512vnni"}),
+            avx_vnni=not flags.isdisjoint({"avx_vnni", "avxvnni"}),
+            amx_int8=not flags.isdisjoint({"amx_int8", "amxint8"}),
+            avx512_bf16=not flags.isdisjoint({"avx512_bf16", "avx512bf16"}),
+        )
+
+
+@cache
+def _host_flags() -> frozenset[str]:
+    if platform.machine().lower() not in {"x86_64", "amd64"}:
+        return frozenset()
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    # Slower, since it starts processes, but knows systems without /proc.
+    import cpuinfo
+
+    return frozenset(cpuinfo.get_cpu_info().get("flags", ()))

@@ -1,0 +1,41 @@
+"""What oneDNN's int8 kernels on x86 can do."""
+
+import torch
+from versatil_passes.lowering_rules import LoweringRules
+
+from versatil_x86.cpu_features import CPUFeatures
+
+MACHINE_TYPES = ("x86_64", "amd64")
+# Without VNNI two products u8·s8 are added in s16. 2·127·128 = 32,512 fits; 2·255·128 does not.
+_SAFE_QUANT_MAX_WITHOUT_VNNI = 127
+
+
+def x86_lowering_rules(features: CPUFeatures) -> LoweringRules:
+    """Return what the int8 lowering may do on an x86 CPU.
+
+    The forms are those that ``onednn::qlinear_pointwise`` and ``onednn::qconv_pointwise`` accept;
+    each was run against the float computation.
+
+    Args:
+        features: The CPU.
+    """
+    return LoweringRules(
+        machine_types=MACHINE_TYPES,
+        ops=frozenset({"linear", "conv1d", "conv2d"}),
+        # The kernels refuse s8 activations.
+        activation_dtypes=(torch.uint8,),
+        weight_granularities=frozenset({"per_channel", "per_tensor"}),
+        dynamic_ops=frozenset({"linear", "conv1d", "conv2d"}),
+        post_ops={
+            "linear": frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"}),
+            "conv1d": frozenset({"relu"}),
+            # No gelu: the kernel for convolutions refuses it.
+            "conv2d": frozenset({"relu", "hardtanh", "hardswish", "silu"}),
+        },
+        residual_post_ops={
+            "linear": frozenset({"relu"}),
+            "conv2d": frozenset({"relu"}),
+        },
+        allow_int8_output=True,
+        safe_input_quant_max=None if features.has_vnni else _SAFE_QUANT_MAX_WITHOUT_VNNI,
+    )
