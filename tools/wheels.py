@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME[EXTRA]")
     parser.add_argument("--wheelhouse", type=Path, required=True)
     parser.add_argument("-c", "--constraint", action="append", default=[])
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     wheels = build(options.wheelhouse.resolve())
     if options.action == "install":
         install(wheels, options.names, options.constraint)
