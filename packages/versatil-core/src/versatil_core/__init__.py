@@ -1,7 +1,15 @@
-"""Turns float PyTorch models into exact int8 models for CPUs."""
+"""Turns float PyTorch models into exact int8 models for CPUs.
+
+The path: :func:`quantize` a float model into a reference, :func:`compile` the reference into a
+fast module, :func:`audit` what runs as int8,
+:func:`save` and :func:`load` the reference.
+"""
 
 from versatil_core.__about__ import __version__
+from versatil_core.audit import Audit, LayerAudit, audit
 from versatil_core.backend import BasePT2EBackend, backend_options
+from versatil_core.calibration import calibrate
+from versatil_core.compile import CompiledModel, compile, dynamo_backend  # noqa: A004 -- the verb
 from versatil_core.discovery import (
     BackendEntry,
     create_backend,
@@ -9,6 +17,74 @@ from versatil_core.discovery import (
     installed_backends,
     load_backend,
 )
+from versatil_core.errors import (
+    BackendConflictError,
+    BackendLoadError,
+    BackendNotFoundError,
+    CalibrationError,
+    ExportError,
+    LoweringError,
+    ModelFileError,
+    NothingQuantizedError,
+    TargetError,
+    UnsupportedDeviceError,
+    UnsupportedHostError,
+    UnsupportedVersionError,
+    VersatilError,
+)
+from versatil_core.export import export
 from versatil_core.inductor_settings import InductorSettings, PinnedSetting
-from versatil_core.quantize import quantize
+from versatil_core.lower import lower
+from versatil_core.quantize import convert, prepare, quantize
+from versatil_core.reference_info import ReferenceInfo, reference_info
+from versatil_core.saturation import SaturationWarning
+from versatil_core.saved_reference import Manifest, load, read_manifest, save
 from versatil_core.targets import QuantizationTarget
+from versatil_core.torchao_guard import load_quantizer_module
+
+__all__ = [
+    "Audit",
+    "BackendConflictError",
+    "BackendEntry",
+    "BackendLoadError",
+    "BackendNotFoundError",
+    "BasePT2EBackend",
+    "CalibrationError",
+    "CompiledModel",
+    "ExportError",
+    "InductorSettings",
+    "LayerAudit",
+    "LoweringError",
+    "Manifest",
+    "ModelFileError",
+    "NothingQuantizedError",
+    "PinnedSetting",
+    "QuantizationTarget",
+    "ReferenceInfo",
+    "SaturationWarning",
+    "TargetError",
+    "UnsupportedDeviceError",
+    "UnsupportedHostError",
+    "UnsupportedVersionError",
+    "VersatilError",
+    "__version__",
+    "audit",
+    "backend_options",
+    "calibrate",
+    "compile",
+    "convert",
+    "create_backend",
+    "dynamo_backend",
+    "export",
+    "host_backend",
+    "installed_backends",
+    "load",
+    "load_backend",
+    "load_quantizer_module",
+    "lower",
+    "prepare",
+    "quantize",
+    "read_manifest",
+    "reference_info",
+    "save",
+]

@@ -59,7 +59,8 @@ def symbol_hint(size: torch.SymInt) -> int:
 def symbol_range(size: torch.SymInt) -> tuple[int, int | None]:
     """Return the smallest and the largest value of a symbolic size; None is unbounded."""
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    lower = int(bounds.lower)
+    # torch assumes sizes of 2 or more while it traces, and exported modules also run with 1.
+    lower = 1 if bounds.lower <= 2 else int(bounds.lower)  # noqa: PLR2004 -- torch's assumption
     upper = int(bounds.upper) if bounds.upper.is_Integer else None
     # torch writes "no limit" as its largest integer.
     return lower, None if upper is None or upper >= 2**62 else upper
@@ -125,3 +126,20 @@ def compile_with_inductor(
     compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(inputs))
     return compiled
+
+
+def dynamic_shapes_for_call(module: torch.fx.GraphModule, leaves: Sequence[Any]) -> Any:
+    """Arrange one shape specification per input as ``torch.export.export`` wants them.
+
+    That is one specification for each parameter of the module's ``forward``, by position.
+    """
+    args, kwargs = unflatten_for_call(module, [*map(_Leaf, leaves)])
+    unwrapped = pytree.tree_map(lambda leaf: leaf.value, (args, kwargs))
+    return (*unwrapped[0], *unwrapped[1].values())
+
+
+class _Leaf:
+    """Hides a specification, which may itself be a mapping, from pytree."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

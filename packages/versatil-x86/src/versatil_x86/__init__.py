@@ -1,7 +1,7 @@
 """int8 PyTorch models on x86 CPUs."""
 
 from versatil_x86.__about__ import __version__
-from versatil_x86.backend import SaturationWarning, X86InductorBackend
+from versatil_x86.backend import X86InductorBackend
 from versatil_x86.cpu_features import CPUFeatures
 
-__all__ = ["CPUFeatures", "SaturationWarning", "X86InductorBackend", "__version__"]
+__all__ = ["CPUFeatures", "X86InductorBackend", "__version__"]

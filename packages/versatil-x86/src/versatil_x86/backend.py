@@ -1,8 +1,5 @@
 """The x86 backend."""
 
-import platform
-import threading
-import warnings
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from versatil_core.backend import BasePT2EBackend
@@ -10,15 +7,11 @@ from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
 
 from versatil_x86.cpu_features import CPUFeatures
-from versatil_x86.rules import MACHINE_TYPES, x86_lowering_rules
+from versatil_x86.rules import x86_lowering_rules
 from versatil_x86.settings import X86_SETTINGS
 
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
-
-
-class SaturationWarning(UserWarning):
-    """Kernels on this CPU may saturate and then silently differ from the reference."""
 
 
 class X86InductorBackend(BasePT2EBackend):
@@ -74,39 +67,14 @@ class X86InductorBackend(BasePT2EBackend):
         Args:
             module_path: Dotted name as in ``named_modules()``; ``""`` is the whole model.
 
-        Warns:
-            SaturationWarning: Once per process, if ``reduce_range`` is off and this CPU has no
-                VNNI.
+        Returns:
+            A quantizer for ``prepare_pt2e``, alone or in a ``ComposableQuantizer``.
         """
         from versatil_x86.quantizer import X86Quantizer
 
-        if not self.reduce_range:
-            _warn_once_without_vnni()
         return X86Quantizer(
             module_path,
             is_dynamic=self.is_dynamic,
             is_qat=self.is_qat,
             reduce_range=self.reduce_range,
         )
-
-
-_warning_lock = threading.Lock()
-_warned = False
-
-
-def _warn_once_without_vnni() -> None:
-    global _warned  # noqa: PLW0603 -- once per process is what the flag is for
-    # Quantizing for another machine is fine.
-    if platform.machine().lower() not in MACHINE_TYPES or CPUFeatures.detect().has_vnni:
-        return
-    with _warning_lock:
-        if _warned:
-            return
-        _warned = True
-    warnings.warn(
-        "this CPU has no VNNI: with reduce_range=False its int8 kernels may saturate and then "
-        "differ from the reference, with no other sign. Use X86InductorBackend.for_host() or "
-        "reduce_range=True here; ignore this if the model will run on a CPU with VNNI",
-        SaturationWarning,
-        stacklevel=4,
-    )
