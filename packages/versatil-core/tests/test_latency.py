@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+
 from versatil_core.latency import LatencySummary, measure_interleaved, timed
 
 

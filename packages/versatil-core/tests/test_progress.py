@@ -4,6 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
+
 from versatil_core.progress import StageProgress
 
 

@@ -43,9 +43,7 @@ class LatencyComparison:
 
     def ratios(self, numerator: str, denominator: str) -> tuple[float, ...]:
         """One ratio of seconds for each round, so that slow rounds weigh on both sides."""
-        pairs = zip(
-            self.by_name[numerator].samples, self.by_name[denominator].samples, strict=True
-        )
+        pairs = zip(self.by_name[numerator].samples, self.by_name[denominator].samples, strict=True)
         return tuple(above / below for above, below in pairs)
 
     def ratio(self, numerator: str, denominator: str) -> float:

@@ -70,7 +70,9 @@ class StageProgress:
             yield _ignore
             if self._console is not None:
                 seconds = time.perf_counter() - start
-                self._console.print(f"{description}: {seconds:.1f} s", highlight=False, markup=False)
+                self._console.print(
+                    f"{description}: {seconds:.1f} s", highlight=False, markup=False
+                )
             return
         live = self._live
         task = live.add_task(description, total=total)

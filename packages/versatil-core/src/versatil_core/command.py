@@ -1,0 +1,267 @@
+"""The ``versatil`` command.
+
+stdout is the result, stderr is progress. Exit code 0: fine, 1: the job failed, 2: wrong
+usage. Each command imports what it needs itself, so that ``--help`` is quick.
+"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from versatil_core.__about__ import __version__
+
+if TYPE_CHECKING:
+    from versatil_core.audit import Audit
+    from versatil_core.backend import BasePT2EBackend
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Turn float PyTorch models into exact int8 models for the CPU at hand.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show tracebacks and torch's own warnings.")
+]
+BackendName = Annotated[
+    str,
+    typer.Option(
+        "--backend", help="A name that `versatil backends` lists; auto: what suits this CPU."
+    ),
+]
+
+
+class DemoName(StrEnum):
+    """The models that the demo can show."""
+
+    DIGITS = "digits"
+    MINILM = "minilm"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"versatil-core {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Turn float PyTorch models into exact int8 models for the CPU at hand."""
+
+
+@app.command()
+def demo(
+    *,
+    model: Annotated[
+        DemoName,
+        typer.Option(help="digits: a small CNN; minilm: a sentence-embedding transformer."),
+    ] = DemoName.DIGITS,
+    backend: BackendName = "auto",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure int8 against float: a real model on real data.
+
+    Nothing is downloaded. Takes a minute or two.
+    """
+    from versatil_core.command_job import job
+
+    with job(is_verbose=verbose) as console:
+        from versatil_core.command_tables import demo_report, print_result
+        from versatil_core.demo import run_demo
+        from versatil_core.progress import StageProgress
+
+        with StageProgress(console) as progress:
+            result = run_demo(model, _choose_backend(backend), progress)
+        if as_json:
+            _print_json(result.to_dict())
+        else:
+            print_result(demo_report(result))
+
+
+@app.command()
+def doctor(*, as_json: AsJson = False, verbose: Verbose = False) -> None:
+    """Show what int8 uses here, what is missing, what is risky.
+
+    The exit code is 0 whatever it finds.
+    """
+    from versatil_core.command_job import job
+
+    with job(is_verbose=verbose):
+        from versatil_core.command_tables import doctor_report, print_result
+        from versatil_core.doctor import examine
+
+        diagnosis = examine()
+        if as_json:
+            _print_json(diagnosis.to_dict())
+        else:
+            print_result(doctor_report(diagnosis))
+
+
+@app.command()
+def backends(*, as_json: AsJson = False, verbose: Verbose = False) -> None:
+    """List the installed backends, without importing them."""
+    from versatil_core.command_job import job
+
+    with job(is_verbose=verbose):
+        from versatil_core.command_tables import backends_table, print_result
+        from versatil_core.discovery import KNOWN_PACKAGES, installed_backends
+
+        entries = installed_backends()
+        if as_json:
+            fields = ("name", "distribution", "version", "object_reference")
+            _print_json([{name: getattr(entry, name) for name in fields} for entry in entries])
+        elif entries:
+            print_result(backends_table(entries))
+        else:
+            packages = " or ".join(f"pip install {name}" for name in KNOWN_PACKAGES.values())
+            typer.echo(f"No backend is installed. Run: {packages}")
+
+
+@app.command()
+def quantize(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="package.module:factory, a function that returns a model, (model, "
+            "example_inputs) or (model, example_inputs, calibration); or a .pt2 file that "
+            "torch.export.save wrote. A .pt2 keeps the dynamic sizes it was exported with.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write.", dir_okay=False)
+    ],
+    *,
+    backend: BackendName = "auto",
+    dynamic: Annotated[
+        bool,
+        typer.Option(
+            "--dynamic", help="Measure the activations at every call; needs no calibration."
+        ),
+    ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Representative inputs. A .pt file: a list with one tuple of tensors per "
+            "batch. A .npz file: one array per model input, in order, samples along the "
+            "first axis; it is cut into batches of the example inputs' size. Goes before "
+            "what a factory returns.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Quantize a float model and save it.
+
+    The file is written whole or not at all: after an error, an older one is intact.
+    """
+    if not output.parent.is_dir():  # say so before the long work, not after it
+        raise typer.BadParameter(f"no such folder: {output.parent}", param_hint="--output")
+    from versatil_core.command_job import job
+
+    with job(is_verbose=verbose) as console:
+        from versatil_core.command_quantize import quantize_to_file
+        from versatil_core.progress import StageProgress
+
+        chosen = _choose_backend(backend, is_dynamic=dynamic)
+        with StageProgress(console) as progress:
+            audit = quantize_to_file(source, output, chosen, calibration, progress)
+        if as_json:
+            _print_json({"output": str(output), **audit.to_dict()})
+        else:
+            _print_audit(audit)
+            typer.echo(f"Written to {output}")
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file `quantize` wrote.")],
+    *,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask for another backend than the one the model was quantized for; auto: "
+            "the one that suits this CPU."
+        ),
+    ] = None,
+    require_int8: Annotated[
+        bool,
+        typer.Option("--require-int8", help="Exit with 1 if a layer stays float."),
+    ] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="A module that may stay float, with all in it. Repeatable."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show which layers run as int8, and why others don't."""
+    from versatil_core.command_job import job
+
+    with job(is_verbose=verbose) as console:
+        from versatil_core.audit import audit
+        from versatil_core.command_quantize import backend_of, float_layers_outside
+        from versatil_core.saved_reference import load
+
+        reference = load(path)
+        chosen = backend_of(reference) if backend is None else _choose_backend(backend)
+        result = audit(reference, chosen)
+        unexpected = float_layers_outside(result, exclude or ())
+        if as_json:
+            _print_json(result.to_dict())
+        else:
+            _print_audit(result)
+        if require_int8 and unexpected:
+            names = ", ".join(layer.module_path or layer.node for layer in unexpected)
+            console.print(
+                f"error: {len(unexpected)} of {len(result.layers)} layers stay float without "
+                f"being excluded: {names}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            raise typer.Exit(1)
+
+
+def _choose_backend(name: str, *, is_dynamic: bool = False) -> "BasePT2EBackend":
+    """Make the named backend, or the one for this machine, with this CPU's options."""
+    from versatil_core.backend import backend_options
+    from versatil_core.discovery import create_backend, host_backend, load_backend
+
+    if name == "auto":
+        chosen = host_backend()
+    else:
+        backend = load_backend(name)
+        chosen = getattr(backend, "for_host", backend)()
+    if not is_dynamic:
+        return chosen
+    return create_backend(chosen.name, {**backend_options(chosen), "is_dynamic": True})
+
+
+def _print_audit(audit: "Audit") -> None:
+    from versatil_core.command_tables import print_result
+
+    print_result(audit)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))

@@ -1,0 +1,267 @@
+"""What int8 will run on here: the CPU, the software, the backends, and what is risky."""
+
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from versatil_core.backend import BasePT2EBackend, backend_options
+from versatil_core.discovery import BackendEntry, host_backend, installed_backends, load_backend
+from versatil_core.errors import UnsupportedVersionError
+from versatil_core.versions import SUPPORTED_VERSIONS, check_version, installed_version
+from versatil_passes.errors import VersatilError
+from versatil_passes.lowering_rules import LoweringRules
+
+__all__ = ["BackendHealth", "Diagnosis", "Finding", "Host", "Int8Plan", "examine", "read_host"]
+
+# The instruction sets that decide how fast and how exact int8 is, by their kernel names.
+INT8_FEATURES = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """This machine.
+
+    Attributes:
+        cpu: The processor's name.
+        machine: ``platform.machine()`` in lower case.
+        cores: Physical cores.
+        features: Those of `INT8_FEATURES` that the CPU has.
+    """
+
+    cpu: str
+    machine: str
+    cores: int
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that will fail (a problem) or may go wrong (a risk), and what to do.
+
+    Attributes:
+        level: ``"problem"`` or ``"risk"``.
+        message: What is the matter, and what to do.
+    """
+
+    level: str
+    message: str
+
+
+@dataclass(frozen=True)
+class BackendHealth:
+    """One registered backend.
+
+    Attributes:
+        name: Registered name.
+        distribution: The distribution that registers it.
+        version: Its version.
+        error: Why it can't be used, None if it can.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Int8Plan:
+    """What a model quantized for this machine will use.
+
+    Attributes:
+        backend: Registered name.
+        options: Constructor options that are right on this CPU.
+        ops: Operators with an int8 kernel; ``"linear (static, dynamic)"``.
+        activations: Dtypes of quantized activations.
+        weights: Granularities of quantized weights.
+        post_ops: Functions that run inside the kernels.
+    """
+
+    backend: str
+    options: Mapping[str, Any]
+    ops: tuple[str, ...]
+    activations: tuple[str, ...]
+    weights: tuple[str, ...]
+    post_ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything that ``versatil doctor`` shows."""
+
+    host: Host
+    python: str
+    versions: Mapping[str, str]
+    compiler: str | None
+    backends: tuple[BackendHealth, ...]
+    int8: Int8Plan | None
+    findings: tuple[Finding, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as JSON values."""
+        return asdict(self)
+
+
+def examine() -> Diagnosis:
+    """Look at this machine; nothing on it is changed, and no fault raises.
+
+    Returns:
+        What is there and what is the matter with it.
+    """
+    versions, findings = _versions()
+    compiler = find_compiler(os.environ, shutil.which)
+    findings += toolchain_findings(compiler, Path(sysconfig.get_path("include")))
+    backends = tuple(_health(entry) for entry in installed_backends())
+    errors = dict.fromkeys(health.error for health in backends if health.error)
+    findings += [Finding("problem", error) for error in errors]  # a conflict is one problem
+    plan = None
+    try:
+        backend = host_backend()
+    except VersatilError as error:
+        if not errors:
+            findings.append(Finding("problem", str(error)))
+    else:
+        plan = int8_plan(backend)
+        findings += saturation_findings(backend)
+    return Diagnosis(
+        host=read_host(),
+        python=platform.python_version(),
+        versions=versions,
+        compiler=compiler,
+        backends=backends,
+        int8=plan,
+        findings=tuple(sorted(findings, key=lambda finding: finding.level)),
+    )
+
+
+def read_host(cpuinfo: str | None = None, machine: str | None = None) -> Host:
+    """Read what this machine is.
+
+    Args:
+        cpuinfo: Text as in Linux's ``/proc/cpuinfo``; this machine's if None.
+        machine: As ``platform.machine()``; this machine's if None.
+
+    Returns:
+        The host. Without ``/proc/cpuinfo`` it has no features.
+    """
+    if cpuinfo is None:
+        path = Path("/proc/cpuinfo")
+        cpuinfo = path.read_text(encoding="utf-8") if path.is_file() else ""
+    machine = (machine or platform.machine()).lower()
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip().lower(), value.strip())
+    flags = set((fields.get("flags") or fields.get("features") or "").split())
+    return Host(
+        cpu=fields.get("model name") or platform.processor() or machine,
+        machine=machine,
+        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        features=tuple(name for name in INT8_FEATURES if name in flags),
+    )
+
+
+def find_compiler(environ: Mapping[str, str], which: Callable[[str], str | None]) -> str | None:
+    """Find the C++ compiler that Inductor will call, by Inductor's own rule.
+
+    Args:
+        environ: Environment variables; ``CXX`` overrides the default.
+        which: Finds a program's path.
+
+    Returns:
+        Its path, None if there is none.
+    """
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    return which(environ.get("CXX") or default)
+
+
+def toolchain_findings(compiler: str | None, include: Path) -> list[Finding]:
+    """Say what Inductor lacks to compile: a C++ compiler, Python's headers."""
+    findings = []
+    if compiler is None:
+        findings.append(
+            Finding(
+                "problem",
+                "no C++ compiler: compile() will fail. Install one (Debian, Ubuntu: "
+                "apt-get install g++; Fedora: dnf install gcc-c++), or point CXX to one",
+            )
+        )
+    if not (include / "Python.h").is_file():
+        findings.append(
+            Finding(
+                "problem",
+                f"no Python.h in {include}: compile() will fail. Install Python's headers "
+                "(Debian, Ubuntu: apt-get install python3-dev; Fedora: dnf install "
+                "python3-devel)",
+            )
+        )
+    return findings
+
+
+def saturation_findings(backend: BasePT2EBackend) -> list[Finding]:
+    """Warn where the int8 kernels of this CPU may saturate, and say what prevents it."""
+    safe = backend.lowering_rules.safe_input_quant_max
+    if safe is None:
+        return []
+    return [
+        Finding(
+            "risk",
+            f"this CPU has no VNNI: its int8 kernels saturate in silence when a quantized "
+            f"activation exceeds {safe}. {type(backend).__name__}.for_host() chooses options "
+            "that prevent it, the ones above; with others, results can be wrong here",
+        )
+    ]
+
+
+def int8_plan(backend: BasePT2EBackend) -> Int8Plan:
+    """Say what a model quantized with ``backend`` will use."""
+    rules = backend.lowering_rules
+    post_ops = frozenset[str]().union(
+        *rules.post_ops.values(), {"add"} if rules.residual_post_ops else ()
+    )
+    return Int8Plan(
+        backend=backend.name,
+        options=backend_options(backend),
+        ops=tuple(_op_with_modes(rules, op) for op in sorted(rules.ops)),
+        activations=tuple(str(d).removeprefix("torch.") for d in rules.activation_dtypes),
+        weights=tuple(sorted(rules.weight_granularities)),
+        post_ops=tuple(sorted(post_ops)),
+    )
+
+
+def _op_with_modes(rules: LoweringRules, op: str) -> str:
+    return f"{op} (static, dynamic)" if op in rules.dynamic_ops else f"{op} (static)"
+
+
+def _versions() -> tuple[dict[str, str], list[Finding]]:
+    versions: dict[str, str] = {}
+    findings = []
+    for distribution, supported in SUPPORTED_VERSIONS.items():
+        try:
+            versions[distribution] = installed_version(distribution)
+            check_version(distribution, versions[distribution], supported)
+        except UnsupportedVersionError as error:
+            versions.setdefault(distribution, error.version)
+            findings.append(Finding("problem", str(error)))
+    return versions, findings
+
+
+def _health(entry: BackendEntry) -> BackendHealth:
+    error = None
+    try:
+        load_backend(entry.name)
+    except VersatilError as failure:
+        error = str(failure)
+    return BackendHealth(entry.name, entry.distribution, entry.version, error)

@@ -1,0 +1,191 @@
+"""The doctor on machines other than this one, and with broken packages."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from versatil_core import doctor
+from versatil_core.discovery import BackendEntry
+from versatil_core.doctor import (
+    BackendHealth,
+    examine,
+    find_compiler,
+    int8_plan,
+    read_host,
+    saturation_findings,
+    toolchain_findings,
+)
+from versatil_core.errors import BackendLoadError, BackendNotFoundError, UnsupportedVersionError
+from versatil_passes.lowering_rules import LoweringRules
+
+from versatil_core import BasePT2EBackend, InductorSettings
+
+X86 = """processor	: 0
+model name	: Fast(R) CPU @ 3GHz
+flags		: fpu sse2 avx2 avx512f avx512_vnni amx_int8
+
+processor	: 1
+model name	: another name
+flags		: fpu
+"""
+ARM = """processor	: 0
+Features	: fp asimd asimddp i8mm bf16
+"""
+
+
+class FakeBackend(BasePT2EBackend):
+    name = "fake"
+    inductor_settings = InductorSettings()
+    lowering_rules = LoweringRules(
+        ("x86_64",),
+        ops=frozenset({"linear", "conv2d"}),
+        dynamic_ops=frozenset({"linear"}),
+        activation_dtypes=(torch.uint8, torch.int8),
+        weight_granularities=frozenset({"per_tensor"}),
+        post_ops={"linear": frozenset({"relu"})},
+        residual_post_ops={"conv2d": frozenset({"relu"})},
+        safe_input_quant_max=127,
+    )
+
+    def __init__(self, is_dynamic: bool = False, is_qat: bool = False) -> None:
+        self.is_dynamic = is_dynamic
+        self.is_qat = is_qat
+
+    def create_quantizer(self, module_path: str = "") -> object:  # type: ignore[override]
+        raise NotImplementedError(module_path)
+
+
+class ExactBackend(FakeBackend):
+    lowering_rules = dataclasses.replace(FakeBackend.lowering_rules, safe_input_quant_max=None)
+
+
+def entry(name: str, distribution: str = "some-package") -> BackendEntry:
+    return BackendEntry(name, distribution, "1.2", "some_module:Class", None)  # type: ignore[arg-type]
+
+
+def with_backends(
+    monkeypatch: pytest.MonkeyPatch, entries: tuple[BackendEntry, ...], broken: tuple[str, ...] = ()
+) -> None:
+    def load(name: str) -> type[BasePT2EBackend]:
+        if name in broken:
+            raise BackendLoadError(
+                f"{name} is broken", backend=name, distribution="some-package", version="1.2"
+            )
+        return ExactBackend
+
+    def host() -> BasePT2EBackend:
+        if len(entries) > len(broken):
+            return ExactBackend()
+        raise BackendNotFoundError("install a backend", name=None, installed=())
+
+    monkeypatch.setattr(doctor, "installed_backends", lambda: entries)
+    monkeypatch.setattr(doctor, "load_backend", load)
+    monkeypatch.setattr(doctor, "host_backend", host)
+
+
+def test_host_from_x86_cpuinfo() -> None:
+    host = read_host(X86, "x86_64")
+    assert host.cpu == "Fast(R) CPU @ 3GHz"
+    assert host.features == ("avx2", "avx512f", "avx512_vnni", "amx_int8")
+
+
+def test_host_from_arm_cpuinfo() -> None:
+    host = read_host(ARM, "AArch64")
+    assert host.machine == "aarch64"
+    assert host.features == ("asimd", "asimddp", "i8mm", "bf16")
+
+
+def test_host_without_cpuinfo() -> None:
+    host = read_host("", "riscv64")
+    assert host.features == ()
+    assert host.cpu
+    assert host.cores >= 1
+
+
+def test_compiler_is_found_by_inductors_rule() -> None:
+    paths = {"g++": "/bin/g++", "clang++": "/bin/clang++", "mine": "/opt/mine"}
+    assert find_compiler({"CXX": "mine"}, paths.get) == "/opt/mine"
+    assert find_compiler({}, paths.get) in {"/bin/g++", "/bin/clang++"}
+    assert find_compiler({"CXX": "gone"}, paths.get) is None
+
+
+def test_missing_compiler_and_headers_say_what_to_install(tmp_path: Path) -> None:
+    compiler, headers = toolchain_findings(None, tmp_path)
+    assert compiler.level == headers.level == "problem"
+    assert "apt-get install g++" in compiler.message
+    assert str(tmp_path) in headers.message
+    assert "python3-dev" in headers.message
+    (tmp_path / "Python.h").touch()
+    assert toolchain_findings("/bin/g++", tmp_path) == []
+
+
+def test_saturation_is_a_risk_only_where_kernels_saturate() -> None:
+    [risk] = saturation_findings(FakeBackend())
+    assert risk.level == "risk"
+    assert "exceeds 127" in risk.message
+    assert "FakeBackend.for_host()" in risk.message
+    assert saturation_findings(ExactBackend()) == []
+
+
+def test_plan_says_what_int8_uses() -> None:
+    plan = int8_plan(FakeBackend(is_dynamic=True))
+    assert plan.options == {"is_dynamic": True, "is_qat": False}
+    assert plan.ops == ("conv2d (static)", "linear (static, dynamic)")
+    assert plan.activations == ("uint8", "int8")
+    assert plan.weights == ("per_tensor",)
+    assert plan.post_ops == ("add", "relu")
+
+
+def test_a_broken_backend_is_reported_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_backends(monkeypatch, (entry("good"), entry("bad")), broken=("bad",))
+    diagnosis = examine()
+    assert diagnosis.backends == (
+        BackendHealth("good", "some-package", "1.2", None),
+        BackendHealth("bad", "some-package", "1.2", "bad is broken"),
+    )
+    assert "bad is broken" in [finding.message for finding in diagnosis.findings]
+    assert diagnosis.int8 is not None
+
+
+def test_a_conflict_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = (entry("same"), entry("same", "other-package"))
+    with_backends(monkeypatch, entries, broken=("same", "same"))
+    messages = [finding.message for finding in examine().findings]
+    assert messages.count("same is broken") == 1
+
+
+def test_no_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_backends(monkeypatch, ())
+    diagnosis = examine()
+    assert diagnosis.int8 is None
+    assert "install a backend" in [finding.message for finding in diagnosis.findings]
+
+
+def test_an_untested_torch_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(distribution: str, installed: str, supported: str) -> None:
+        if distribution == "torch":
+            raise UnsupportedVersionError(
+                "torch is too old",
+                distribution=distribution,
+                version=installed,
+                supported=supported,
+            )
+
+    with_backends(monkeypatch, (entry("good"),))
+    monkeypatch.setattr(doctor, "check_version", check)
+    diagnosis = examine()
+    assert [f.message for f in diagnosis.findings if f.level == "problem"] == ["torch is too old"]
+    assert diagnosis.versions["torch"]
+
+
+def test_problems_come_before_risks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_backends(monkeypatch, (entry("good"), entry("bad")), broken=("bad",))
+    monkeypatch.setattr(doctor, "host_backend", FakeBackend)
+    assert [finding.level for finding in examine().findings] == ["problem", "risk"]
+
+
+def test_diagnosis_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_backends(monkeypatch, (entry("good"),))
+    assert json.loads(json.dumps(examine().to_dict()))["int8"]["backend"] == "fake"
