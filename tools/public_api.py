@@ -35,7 +35,9 @@ def describe_name(name: str, value: object) -> Iterator[str]:
     """Yield the lines for one public name: itself, and the members of a class."""
     if inspect.isclass(value):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
-        yield f"class {name}({bases}){parameters(value)}"
+        yield f"class {name}" + (f"({bases})" if bases else "")
+        if has_own_constructor(value):
+            yield f"    {name}{parameters(value)}"
         yield from sorted(f"    {name}.{line}" for line in members(value))
     elif callable(value):
         yield f"{name}{parameters(value)}"
@@ -43,10 +45,21 @@ def describe_name(name: str, value: object) -> Iterator[str]:
         yield name
 
 
+def has_own_constructor(cls: type) -> bool:
+    """Whether one of our classes says what ``cls`` is made from."""
+    return any("__init__" in vars(base) for base in our_bases(cls))
+
+
+def our_bases(cls: type) -> list[type]:
+    """Return ``cls`` and its bases, as far as they are ours."""
+    return [base for base in cls.__mro__ if base.__module__.startswith("versatil_")]
+
+
 def members(cls: type) -> Iterator[str]:
     """Yield the public members that our own classes define or inherit."""
-    ours = [base for base in cls.__mro__ if base.__module__.startswith("versatil_")]
-    names = {name for base in ours for name in [*vars(base), *inspect.get_annotations(base)]}
+    names = {
+        name for base in our_bases(cls) for name in [*vars(base), *inspect.get_annotations(base)]
+    }
     for name in names:
         if name.startswith("_"):
             continue
@@ -58,14 +71,17 @@ def members(cls: type) -> Iterator[str]:
 
 def parameters(value: Any) -> str:
     """Return a signature without annotations, which differ between Python versions."""
-    try:
-        signature = inspect.signature(value)
-    except (TypeError, ValueError):
-        return "(...)"
+    signature = inspect.signature(value)
     plain = [
-        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
+        parameter.replace(annotation=parameter.empty, default=stable(parameter.default))
+        for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+def stable(default: object) -> object:
+    """Return a set as a sorted list: its own order differs between processes."""
+    return sorted(default) if isinstance(default, frozenset) else default
 
 
 def main() -> None:
