@@ -143,3 +143,18 @@ class _Leaf:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+def copy_graph_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a module with a graph of its own and the same tensors and submodules.
+
+    ``copy.deepcopy`` would do, if torch did not warn about its own classes while it copies the
+    description of the inputs (from 2.12 on).
+    """
+    graph = torch.fx.Graph(tracer_cls=module.graph._tracer_cls)
+    copied: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
+    graph.output(copied[0]).meta = dict(copied[1].meta)
+    graph.set_codegen(module.graph._codegen)
+    result = torch.fx.GraphModule(module, graph)
+    result.meta = dict(module.meta)
+    return result

@@ -1,6 +1,5 @@
 """Turns a float model into a reference: quantize and dequantize around float operators."""
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
+from versatil_core import _torch_compat
 from versatil_core.backend import backend_options
 from versatil_core.calibration import calibrate, first_batch_checked, positional_names
 from versatil_core.errors import CalibrationError, NothingQuantizedError
@@ -108,7 +108,7 @@ def prepare(exported: GraphModule, backend_or_targets: Targets) -> GraphModule:
     Raises:
         NothingQuantizedError: A target holds no operator that its backend quantizes.
     """
-    return _prepare_in_place(copy.deepcopy(exported), as_targets(backend_or_targets))
+    return _prepare_in_place(_own_copy(exported), as_targets(backend_or_targets))
 
 
 def convert(prepared: GraphModule) -> GraphModule:
@@ -121,7 +121,17 @@ def convert(prepared: GraphModule) -> GraphModule:
         The reference. Its weights are int8 constants, and float weights that nothing reads any
         more are gone.
     """
-    return _convert_in_place(copy.deepcopy(prepared))
+    return _convert_in_place(_own_copy(prepared))
+
+
+def _own_copy(module: GraphModule) -> GraphModule:
+    """Copy a graph and the buffers that running it may write to; parameters are shared."""
+    copied = _torch_compat.copy_graph_module(module)
+    for name, buffer in [*copied.named_buffers()]:
+        owner, _, attribute = name.rpartition(".")
+        if not _is_called(copied, owner):
+            setattr(copied.get_submodule(owner), attribute, buffer.clone())
+    return copied
 
 
 def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarget]) -> GraphModule:
