@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -134,3 +134,16 @@ def module_path_of(node: Node) -> str:
 def node_order(graph: Graph) -> dict[Node, int]:
     """Position of each node in the graph's order."""
     return {node: position for position, node in enumerate(graph.nodes)}
+
+
+def erase_unread(nodes: Iterable[Any]) -> None:
+    """Erase those of ``nodes`` that nobody reads any more, and the constants that only they read.
+
+    Only for nodes without effects. (``Graph.eliminate_dead_code`` also drops in-place *methods* whose result is
+    unused, such as ``x.add_(1)`` in a graph of Dynamo's.)
+    """
+    for node in nodes:
+        if isinstance(node, Node) and not node.users and not node._erased:
+            constants = [argument for argument in node.all_input_nodes if argument.op == "get_attr"]
+            node.graph.erase_node(node)
+            erase_unread(constants)

@@ -10,6 +10,7 @@ from versatil_passes._torch_compat import same_shape
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV, conv_geometry, post_op_of
 from versatil_passes.graph_queries import (
     constant_of,
+    erase_unread,
     is_mutating,
     module_path_of,
     node_order,
@@ -82,7 +83,6 @@ class Int8Lowering:
                 lowered.append(self._lower(node, name))
             except _Declined as why:
                 declined.append(DeclinedOp(node.name, module_path_of(node), name, str(why)))
-        graph.eliminate_dead_code()
         names = {node.name: position for node, position in order.items()}
         self.record = LoweringRecord(
             tuple(sorted(lowered, key=lambda op: names[op.node])),
@@ -245,8 +245,10 @@ class Int8Lowering:
             replaces=names,
         )
         last.replace_all_uses_with(node)
+        inputs = [node for member in chain.nodes for node in member.all_input_nodes if node not in chain.nodes]
         for member in reversed(chain.nodes):
             member.graph.erase_node(member)
+        erase_unread(node for node in inputs if is_dequantize(node))
         return record
 
 
@@ -280,6 +282,11 @@ class _Chain:
     def post_op_names(self) -> tuple[str, ...]:
         added = () if self.call.other is None else ("add",)
         return added if self.call.post_op == "none" else (*added, self.call.post_op)
+
+
+def is_dequantize(node: Node) -> bool:
+    """Whether ``node`` is one of the ``quantized_decomposed`` dequantize ops."""
+    return node.op == "call_function" and str(node.target).startswith("quantized_decomposed.dequantize")
 
 
 def _is_residual_form(call: Int8Call) -> bool:

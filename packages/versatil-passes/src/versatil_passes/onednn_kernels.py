@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from versatil_passes.graph_queries import constant_of, value_of
+from versatil_passes.graph_queries import constant_of, erase_unread, value_of
 from versatil_passes.int8_ops import Int8Call, is_int8_op
 from versatil_passes.overwriting import is_overwritable
 
@@ -84,12 +84,13 @@ class OneDNNKernels:
         kernel.meta = {**node.meta, "val": kernel.meta.get("val", node.meta.get("val"))}
         node.replace_all_uses_with(kernel)
         node.graph.erase_node(node)
+        erase_unread([call.weight])
         return True
 
 
 def run(call: Int8Call) -> torch.Tensor:
     """Compute a neutral operator on tensors, packing its weight for this one call."""
-    zero_points = torch.zeros_like(call.w_scale, dtype=torch.int64)
+    zero_points = torch.zeros_like(call.w_scale, dtype=torch.int32)
     result: torch.Tensor = bind(call, pack(call, call.weight, call.w_scale), zero_points, _call, is_in_place=False)
     return result
 
@@ -108,7 +109,7 @@ def bind(call: Int8Call, packed: Any, weight_zero_points: Any, emit: Emit, *, is
     Args:
         call: What to compute.
         packed: The packed weight.
-        weight_zero_points: int64 zeros, one for each element of ``call.w_scale``.
+        weight_zero_points: int32 zeros, one for each element of ``call.w_scale``.
         emit: Receives each operator with its arguments, and returns its result.
         is_in_place: Whether a residual addition may write its result into ``call.other``.
 
@@ -206,11 +207,11 @@ class _Constants:
         return self._get(key, lambda: pack(call, weight, w_scale), call.weight)
 
     def weight_zero_points(self, call: Int8Call) -> Node:
-        """A ``get_attr`` of int64 zeros, as many as the weight has scales."""
+        """A ``get_attr`` of int32 zeros, as many as the weight has scales."""
         w_scale = constant_of(call.w_scale)
         assert w_scale is not None
         return self._get(
-            ("zeros", w_scale.numel()), lambda: torch.zeros(w_scale.numel(), dtype=torch.int64), call.w_scale
+            ("zeros", w_scale.numel()), lambda: torch.zeros(w_scale.numel(), dtype=torch.int32), call.w_scale
         )
 
     def _get(self, key: Any, make: Callable[[], torch.Tensor], like: Node) -> Node:

@@ -1,0 +1,158 @@
+"""Compile a reference to int8 kernels with Inductor, without touching anything global."""
+
+import itertools
+import logging
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from versatil_passes import DecomposeQuantization, Int8Lowering, QuantLiftUp, pass_slots
+
+from versatil_core import _torch_compat
+from versatil_core.backend import BasePT2EBackend
+from versatil_core.errors import LoweringError
+from versatil_core.lower import check_host, copy_of, is_lowered, lower, lowered_copy
+from versatil_core.saturation import SaturationCheck, warn_about_saturation
+from versatil_core.versions import check_versions
+
+_log = logging.getLogger(__name__)
+_model_numbers = itertools.count()
+
+
+class CompiledModel(torch.nn.Module):
+    """A reference that runs as int8 kernels, compiled at its first call and again whenever Dynamo asks for it.
+
+    Every compilation, whatever triggers it, goes through the backend. Should Dynamo stop compiling (too many
+    different input shapes, ``TORCHDYNAMO_DISABLE=1``), the lowered graph runs instead: slower, still int8, and said
+    in the log. Gradients are off inside. Input tensors are never written to.
+
+    Attributes:
+        reference: The quantize/dequantize graph that defines the results.
+        backend: The backend that compiles it.
+    """
+
+    def __init__(self, reference: GraphModule, backend: BasePT2EBackend, *, dynamic: bool | None) -> None:
+        """Prepare; nothing is compiled yet."""
+        super().__init__()
+        self.reference = reference
+        self.backend = backend
+        self._lowered: GraphModule | None = None
+        self._run = torch.compile(_own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; the first call compiles."""
+        with torch.no_grad():
+            return self._run(self, *args, **kwargs)
+
+    @staticmethod
+    def _traced(model: "CompiledModel", *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return model.reference(*args, **kwargs)
+        return model._run_lowered(*args, **kwargs)
+
+    def _run_lowered(self, *args: Any, **kwargs: Any) -> Any:
+        if self._lowered is None:
+            _log.warning("Dynamo does not compile this call: running the lowered graph, which is int8 but slower")
+            self._lowered = lower(self.reference, self.backend)
+        return self._lowered(*args, **kwargs)
+
+
+def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the builtin too
+    reference: GraphModule, backend: BasePT2EBackend, *, dynamic: bool | None = None
+) -> CompiledModel:
+    """Compile a reference to int8 kernels.
+
+    Nothing global changes: Inductor's config, the environment and its pattern tables are as before, also after an
+    exception, and other threads may compile with other backends meanwhile. The user's own pre-grad passes run first.
+
+    Args:
+        reference: What :func:`versatil_core.quantize` or :func:`versatil_core.load` returned.
+        backend: The hardware to compile for.
+        dynamic: Whether sizes stay symbolic in the kernels. ``None`` takes it from the reference: yes, where it was
+            quantized with ``dynamic_shapes``.
+
+    Returns:
+        A module ready to serve. Its first call compiles.
+
+    Raises:
+        UnsupportedHostError: This machine does not have the backend's kernels.
+        LoweringError: ``reference`` is no graph module, or is lowered already.
+    """
+    check_versions()
+    check_host(backend)
+    if is_lowered(reference):
+        raise LoweringError("this module is lowered already: compile the reference that it was lowered from")
+    _, record = lowered_copy(reference, backend)
+    warn_about_saturation(record, backend.lowering_rules)
+    is_dynamic = _has_symbolic_inputs(reference) if dynamic is None else dynamic
+    return CompiledModel(reference, backend, dynamic=is_dynamic)
+
+
+def inductor_values(backend: BasePT2EBackend) -> dict[str, Any]:
+    """What to set in Inductor's config for ``backend``: its pinned settings, and its passes behind the user's own."""
+    lowering = Int8Lowering(backend.lowering_rules)
+    passes = (QuantLiftUp(), lowering, SaturationCheck(lowering), DecomposeQuantization())
+    return {**backend.inductor_settings.config_values(), **pass_slots(*passes)}
+
+
+def dynamo_backend(backend: BasePT2EBackend) -> Callable[..., Callable[..., Any]]:
+    """A Dynamo backend, for ``torch.compile(module, backend=...)``, that compiles with ``backend``.
+
+    Parameters and buffers become constants of the graph, since only constants can be packed. (Inductor's own freezing
+    is decided by Dynamo while it traces, from a global setting; this is not.)
+
+    Args:
+        backend: The hardware to compile for.
+
+    Returns:
+        A function of Dynamo's graph and its example inputs that returns the compiled function.
+    """
+
+    def compile_graph(module: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        check_host(backend)
+        with torch.no_grad(), backend.environment_context():
+            frozen, kept = _with_constants(module, inputs)
+            compiled = _torch_compat.compile_with_inductor(frozen, [inputs[index] for index in kept])
+        if len(kept) == len(inputs):
+            return compiled
+        return lambda *args: compiled(*[args[index] for index in kept])
+
+    return compile_graph
+
+
+def _with_constants(module: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
+    """A copy of ``module`` in which static inputs are buffers, and the positions of the inputs that remain."""
+    frozen = copy_of(module)  # Dynamo reads the placeholders of its own graph afterwards
+    kept = []
+    placeholders = frozen.graph.find_nodes(op="placeholder")
+    for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
+        if not _torch_compat.is_static_input(value):
+            kept.append(index)
+            continue
+        name = f"_constant_{index}"
+        frozen.register_buffer(name, value.detach())
+        with frozen.graph.inserting_before(node):
+            constant = frozen.graph.get_attr(name)
+        constant.meta = {"example_value": node.meta["example_value"]} if "example_value" in node.meta else {}
+        node.replace_all_uses_with(constant)
+        frozen.graph.erase_node(node)
+    frozen.recompile()
+    _torch_compat.forget_dynamo_inputs(frozen)
+    return frozen, kept
+
+
+def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of ``function`` with a code object of its own.
+
+    Dynamo counts recompilations by code object: models that share one would share its limit.
+    """
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__.replace(co_name=f"versatil_model_{next(_model_numbers)}")
+    return types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+
+
+def _has_symbolic_inputs(reference: GraphModule) -> bool:
+    values = [node.meta.get("val") for node in reference.graph.find_nodes(op="placeholder")]
+    return any(isinstance(size, torch.SymInt) for value in values for size in getattr(value, "shape", ()))

@@ -1,0 +1,89 @@
+"""Turn a reference into a graph of int8 operators that runs eagerly."""
+
+import copy
+import platform
+
+import torch
+from torch.fx import GraphModule
+from versatil_passes import Int8Lowering, LoweringRecord, OneDNNKernels, PassChain, QuantLiftUp
+
+from versatil_core.backend import BasePT2EBackend
+from versatil_core.errors import LoweringError, UnsupportedHostError
+from versatil_core.saturation import warn_about_saturation
+from versatil_core.versions import check_versions
+
+_RECORD = "versatil_lowering"
+
+
+def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
+    """Replace the quantize/dequantize islands of a reference by int8 kernels.
+
+    The result runs without a compiler, on this kind of machine only: its weights are packed for its kernels. It is
+    the fastest way to see what int8 computes; :func:`versatil_core.compile` makes the same kernels faster by fusing
+    what is around them.
+
+    Args:
+        reference: What :func:`versatil_core.quantize` returned. It is not changed.
+        backend: The hardware to lower for.
+
+    Returns:
+        A module with the reference's inputs and outputs. Its ``meta["versatil_lowering"]`` is the
+        :class:`~versatil_passes.LoweringRecord` of what was lowered and what was declined.
+
+    Raises:
+        UnsupportedHostError: This machine does not have the backend's kernels.
+        LoweringError: ``reference`` is no graph module.
+    """
+    check_versions()
+    check_host(backend)
+    lowered, record = lowered_copy(reference, backend)
+    warn_about_saturation(record, backend.lowering_rules)
+    OneDNNKernels(allow_in_place=False)(lowered.graph)
+    lowered = GraphModule(lowered, lowered.graph)  # keeps only what the graph still reads
+    lowered.meta[_RECORD] = record
+    return lowered
+
+
+def lowered_copy(reference: GraphModule, backend: BasePT2EBackend) -> tuple[GraphModule, LoweringRecord]:
+    """A copy with neutral int8 operators, not yet bound to kernels, and the record of how it came about.
+
+    Works on every machine. Weights are shared with the reference.
+    """
+    if not isinstance(reference, GraphModule):
+        raise LoweringError(
+            f"a reference is a torch.fx.GraphModule made by versatil_core.quantize, not a {type(reference).__name__}"
+        )
+    lowered = copy_of(reference)
+    lowering = Int8Lowering(backend.lowering_rules)
+    PassChain(QuantLiftUp(), lowering)(lowered.graph)
+    return lowered, lowering.record
+
+
+def copy_of(module: GraphModule) -> GraphModule:
+    """A graph module with a graph of its own and the same tensors."""
+    copied = GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta = dict(module.meta)
+    return copied
+
+
+def check_host(backend: BasePT2EBackend) -> None:
+    """Refuse a backend whose kernels this machine does not have.
+
+    Raises:
+        UnsupportedHostError: ``platform.machine()`` is none of the backend's machine types.
+    """
+    machine = platform.machine().lower()
+    machine_types = backend.lowering_rules.machine_types
+    if machine not in machine_types:
+        raise UnsupportedHostError(
+            f"backend {backend.name!r} runs on {', '.join(machine_types)}; this machine is {machine}. Quantizing for "
+            "it works here: save the reference, then load, lower and compile it there.",
+            backend=backend.name,
+            machine=machine,
+            machine_types=machine_types,
+        )
+
+
+def is_lowered(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is a result of :func:`lower`."""
+    return isinstance(module, GraphModule) and _RECORD in module.meta
