@@ -32,6 +32,13 @@ from versatil_core.errors import (
     UnsupportedVersionError,
     VersatilError,
 )
+from versatil_core.exactness import (
+    ExactnessReport,
+    InexactError,
+    OpExactness,
+    check_exactness,
+    sqnr_db,
+)
 from versatil_core.export import export
 from versatil_core.inductor_settings import InductorSettings, PinnedSetting
 from versatil_core.lower import lower
@@ -51,13 +58,16 @@ __all__ = [
     "BasePT2EBackend",
     "CalibrationError",
     "CompiledModel",
+    "ExactnessReport",
     "ExportError",
+    "InexactError",
     "InductorSettings",
     "LayerAudit",
     "LoweringError",
     "Manifest",
     "ModelFileError",
     "NothingQuantizedError",
+    "OpExactness",
     "PinnedSetting",
     "QuantizationTarget",
     "ReferenceInfo",
@@ -71,6 +81,7 @@ __all__ = [
     "audit",
     "backend_options",
     "calibrate",
+    "check_exactness",
     "compile",
     "convert",
     "create_backend",
@@ -87,4 +98,5 @@ __all__ = [
     "read_manifest",
     "reference_info",
     "save",
+    "sqnr_db",
 ]

@@ -231,7 +231,6 @@ class Int8Lowering:
         call, last = chain.call, chain.last
         with last.graph.inserting_before(last):
             node = last.graph.call_function(call.target, call.args())
-        node.meta = {**last.meta, "replaces": last.name}
         names = tuple(member.name for member in chain.nodes)
         record = LoweredOp(
             node=chain.nodes[0].name,
@@ -244,6 +243,7 @@ class Int8Lowering:
             is_dynamic=call.is_dynamic,
             replaces=names,
         )
+        node.meta = {**last.meta, "replaces": last.name, "lowered_as": str(record)}
         last.replace_all_uses_with(node)
         inputs = [node for member in chain.nodes for node in member.all_input_nodes if node not in chain.nodes]
         for member in reversed(chain.nodes):

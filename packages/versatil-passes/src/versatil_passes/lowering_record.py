@@ -31,6 +31,10 @@ class LoweredOp:
     is_dynamic: bool
     replaces: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """What the kernel computes, such as ``"linear + add + relu -> uint8"``."""
+        return f"{' + '.join((self.op, *self.post_ops))} -> {str(self.output_dtype).removeprefix('torch.')}"
+
 
 @dataclass(frozen=True)
 class DeclinedOp:

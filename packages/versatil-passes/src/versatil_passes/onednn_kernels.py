@@ -133,7 +133,9 @@ def bind(call: Int8Call, packed: Any, weight_zero_points: Any, emit: Emit, *, is
         return _conv_then_add(call, emit, head)
     unary = None if call.post_op == "none" else call.post_op
     accumulator = (call.other_scale, call.other_zero_point, "sum", 1.0, unary, [], "")
-    return emit(onednn.qconv2d_pointwise.binary, *head, *residual, call.bias, *geometry, *output, *accumulator)
+    packet = onednn.qconv2d_pointwise
+    kernel = packet.binary_tensor if call.is_dynamic else packet.binary
+    return emit(kernel, *head, *residual, call.bias, *geometry, *output, *accumulator)
 
 
 def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
@@ -155,7 +157,8 @@ def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
 def _conv_then_add(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
     """A convolution with float output, then the addition and what follows it, element by element."""
     float_output = (1.0, 0, torch.float32, "none", [], "")
-    y = emit(onednn.qconv_pointwise.default, *head, call.bias, *(call.geometry or ()), *float_output)
+    packet = onednn.qconv_pointwise
+    y = emit(packet.tensor if call.is_dynamic else packet.default, *head, call.bias, *(call.geometry or ()), *float_output)
     other = call.other
     if (call.other_scale, call.other_zero_point) != (1.0, 0):
         other = emit(prims.convert_element_type.default, other, torch.float32)

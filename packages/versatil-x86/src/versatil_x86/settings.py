@@ -16,6 +16,12 @@ X86_SETTINGS = InductorSettings(
             "the generated code calls the kernels from C++: the int8 kernels of small layers take "
             "less time than a call from Python",
         ),
+        PinnedSetting(
+            "fx_graph_cache",
+            False,
+            "a frozen graph holds packed weights, which cannot be serialized: torch would try after "
+            "each compilation, and log the failure with a traceback",
+        ),
     ),
     environment=(
         PinnedSetting(

@@ -1,0 +1,337 @@
+"""The judge of numerics: does each int8 op give what the quantize/dequantize reference defines?
+
+Every op is fed the reference's own inputs, so that errors cannot add up or hide behind one another.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from versatil_passes import QuantLiftUp, VersatilError
+from versatil_passes.graph_queries import is_mutating
+
+from versatil_core.compile import CompiledModel, compile
+from versatil_core.lower import copy_of, is_lowered, lowered_copy
+
+MIN_FLOAT_DB = 60.0
+"""A float result at least this close (SQNR) is the same computation in another order of summation."""
+MAX_STEP_SHARE = 0.001
+"""Share of int8 elements that may be one step off: values that lie between two steps round either way."""
+MAX_END_TO_END_LOSS_DB = 0.3
+"""How much farther from float than the reference a whole model may be: flips of one step that add up."""
+
+
+class InexactError(VersatilError, AssertionError):
+    """Int8 kernels do not give what the reference defines; ``report`` has the details."""
+
+    def __init__(self, report: "ExactnessReport") -> None:
+        """Show the whole report."""
+        self.report = report
+        super().__init__(f"{len(report.disagreements)} of {len(report.ops)} ops are not exact\n{report}")
+
+
+@dataclass(frozen=True)
+class OpExactness:
+    """How one op compares with the reference, both fed the reference's inputs.
+
+    Attributes:
+        node: Name of the reference's node whose value was compared.
+        op: ``"linear + relu -> uint8"`` for a lowered op, else the operator's name.
+        dtype: Dtype of the result.
+        sqnr_db: Signal to difference, in dB, of a float result; ``inf`` where equal. ``None`` for an integer one.
+        max_steps: Largest difference, in steps, of an integer result; ``None`` for a float one.
+        different_share: Share of the elements of an integer result that differ; ``None`` for a float one.
+    """
+
+    node: str
+    op: str
+    dtype: torch.dtype
+    sqnr_db: float | None
+    max_steps: int | None
+    different_share: float | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Float: at least 60 dB. Integer: within one step, and different in at most 0.1 % of the elements."""
+        if self.sqnr_db is not None:
+            return self.sqnr_db >= MIN_FLOAT_DB
+        assert self.max_steps is not None
+        assert self.different_share is not None
+        return self.max_steps <= 1 and self.different_share <= MAX_STEP_SHARE
+
+
+@dataclass(frozen=True)
+class ExactnessReport:
+    """What :func:`check_exactness` found; ``print`` it for a table of the ops that disagree.
+
+    Attributes:
+        ops: Every op that was compared, in graph order.
+        end_to_end_db: SQNR of the whole model's result against the reference's, each fed only the inputs.
+        are_inputs_untouched: Whether every input tensor was as before after the run.
+        loss_db: How much farther from float than the reference the result is, in dB; ``None`` without a float model.
+    """
+
+    ops: tuple[OpExactness, ...]
+    end_to_end_db: float
+    are_inputs_untouched: bool
+    loss_db: float | None
+
+    @property
+    def disagreements(self) -> tuple[OpExactness, ...]:
+        """The ops that are not exact."""
+        return tuple(op for op in self.ops if not op.is_exact)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every op agrees, no input was written to, and the whole is as near to float as the reference."""
+        is_near = self.loss_db is None or self.loss_db <= MAX_END_TO_END_LOSS_DB
+        return not self.disagreements and self.are_inputs_untouched and is_near
+
+    def raise_if_inexact(self) -> None:
+        """Raise unless :attr:`is_exact`.
+
+        Raises:
+            InexactError: With this report.
+        """
+        if not self.is_exact:
+            raise InexactError(self)
+
+    def __str__(self) -> str:
+        """A summary, and a table of the ops that disagree."""
+        from rich.console import Console
+        from rich.table import Table
+
+        loss = "" if self.loss_db is None else f", {self.loss_db:+.2f} dB farther from float"
+        inputs = "inputs untouched" if self.are_inputs_untouched else "INPUTS WERE OVERWRITTEN"
+        exact = len(self.ops) - len(self.disagreements)
+        summary = f"{exact} of {len(self.ops)} ops exact; end to end {self.end_to_end_db:.1f} dB{loss}; {inputs}"
+        if not self.disagreements:
+            return summary
+        table = Table("node", "op", "dtype", "difference", show_edge=False)
+        for op in self.disagreements:
+            table.add_row(op.node, op.op, str(op.dtype).removeprefix("torch."), _difference(op))
+        buffer = io.StringIO()
+        console = Console(file=buffer, width=100, no_color=True)
+        console.print(table)
+        return f"{summary}\n{buffer.getvalue().rstrip()}"
+
+
+def check_exactness(
+    reference: GraphModule,
+    candidate: torch.nn.Module,
+    inputs: Sequence[Any],
+    *,
+    float_model: torch.nn.Module | None = None,
+) -> ExactnessReport:
+    """Compare a lowered or compiled model with its reference, op by op.
+
+    The reference runs eagerly and its values are kept. A lowered graph is walked with them. Of a compiled model, each
+    op is compiled on its own, by the same backend, with the reference's values as its inputs.
+
+    Args:
+        reference: What :func:`versatil_core.quantize` or :func:`versatil_core.load` returned.
+        candidate: What :func:`versatil_core.lower` or :func:`versatil_core.compile` made of it.
+        inputs: Positional inputs of the model.
+        float_model: The model before quantization, to measure how much farther from it the candidate is.
+
+    Returns:
+        The comparison of each op and of the whole.
+
+    Raises:
+        TypeError: ``candidate`` is neither lowered nor compiled.
+
+    Example:
+        >>> import torch
+        >>> from versatil_core import lower, quantize
+        >>> from versatil_x86 import X86InductorBackend
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.randn(2, 8)
+        >>> backend = X86InductorBackend(reduce_range=True)
+        >>> reference = quantize(model, (x,), backend, calibration=[x])
+        >>> check_exactness(reference, lower(reference, backend), (x,)).is_exact
+        True
+    """
+    before = [value.clone() for value in inputs if isinstance(value, torch.Tensor)]
+    with torch.no_grad():
+        lifted = copy_of(reference)
+        QuantLiftUp()(lifted.graph)
+        recorder = _Recorder(lifted)
+        expected = recorder.run(*inputs)
+        if is_lowered(candidate):
+            assert isinstance(candidate, GraphModule)
+            ops = tuple(_walk(candidate, recorder.values, inputs))
+        elif isinstance(candidate, CompiledModel):
+            ops = tuple(_check_pieces(lifted, candidate, recorder.values))
+        else:
+            raise TypeError(f"candidate must come from lower() or compile(), not be a {type(candidate).__name__}")
+        result = candidate(*inputs)
+        loss_db = None
+        if float_model is not None:
+            wanted = float_model(*inputs)
+            loss_db = _tree_sqnr_db(expected, wanted) - _tree_sqnr_db(result, wanted)
+    after = [value for value in inputs if isinstance(value, torch.Tensor)]
+    untouched = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    return ExactnessReport(ops, _tree_sqnr_db(result, expected), untouched, loss_db)
+
+
+def sqnr_db(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Signal to quantization noise ratio: ``20 * log10(|expected| / |expected - result|)``, in dB.
+
+    Args:
+        result: Any tensor.
+        expected: A tensor of the same shape.
+
+    Returns:
+        ``inf`` where the two are equal, ``-inf`` where only ``expected`` is all zero or one of them is not finite.
+
+    Example:
+        >>> round(sqnr_db(torch.tensor([1.0, 1.1]), torch.tensor([1.0, 1.0])), 1)
+        23.0
+    """
+    signal, noise = expected.double().norm().item(), (expected.double() - result.double()).norm().item()
+    if noise == 0:
+        return math.inf
+    return 20 * math.log10(signal / noise) if signal > 0 and math.isfinite(noise) else -math.inf
+
+
+class _Recorder(Interpreter):
+    """Runs a graph and keeps the value of every node, as it was when the node ran."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        self.values[n.name] = value.clone() if isinstance(value, torch.Tensor) else value
+        return value
+
+
+class _Walker(Interpreter):
+    """Runs a lowered graph; each value that the reference also has is compared, and then replaced by it."""
+
+    def __init__(self, module: GraphModule, values: Mapping[str, Any]) -> None:
+        super().__init__(module)
+        self.values = values
+        self.ops: list[OpExactness] = []
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        name = n.meta.get("replaces", n.name)
+        if name not in self.values or n.op == "output":
+            return value
+        expected = self.values[name]
+        if "replaces" in n.meta:
+            self.ops.append(_compare(name, n.meta["lowered_as"], value, expected))
+        return expected
+
+
+def _walk(lowered: GraphModule, values: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[OpExactness]:
+    walker = _Walker(lowered, values)
+    walker.run(*inputs)
+    return iter(walker.ops)
+
+
+def _check_pieces(lifted: GraphModule, compiled: CompiledModel, values: Mapping[str, Any]) -> Iterator[OpExactness]:
+    lowered, _ = lowered_copy(lifted, compiled.backend)
+    lowered_as = {
+        node.meta["replaces"]: node.meta["lowered_as"] for node in lowered.graph.nodes if "replaces" in node.meta
+    }
+    survivors = {node.name for node in lowered.graph.nodes}
+    pieces = _Pieces(lifted, values)
+    names = [
+        node.name
+        for node in lifted.graph.nodes
+        if node.op == "call_function"
+        and (node.name in lowered_as or node.name in survivors)
+        and not _is_dequantize(node)
+        and isinstance(values[node.name], torch.Tensor)
+    ]
+    module = pieces.module_of(names)
+    results = compile(module, compiled.backend, dynamic=False)(*pieces.inputs)
+    for name, result in zip(names, results, strict=True):
+        operator = lowered_as.get(name, str(pieces.node(name).target))
+        yield _compare(name, operator, result, values[name])
+
+
+class _Pieces:
+    """Cuts a graph into independent ops whose inputs are values of an earlier run."""
+
+    def __init__(self, lifted: GraphModule, values: Mapping[str, Any]) -> None:
+        self._lifted = lifted
+        self._values = values
+        self._nodes = {node.name: node for node in lifted.graph.nodes}
+        self.inputs: list[Any] = []
+
+    def node(self, name: str) -> Node:
+        return self._nodes[name]
+
+    def module_of(self, names: Sequence[str]) -> GraphModule:
+        """A module that computes each named node by itself; call it with :attr:`inputs`."""
+        graph = Graph()
+        placeholders: dict[str, Node] = {}
+        ends = set(names)
+        results = [self._copy(graph, self._nodes[name], ends - {name}, placeholders) for name in names]
+        graph.output(tuple(results))
+        return GraphModule(self._lifted, graph)
+
+    def _copy(self, graph: Graph, node: Node, ends: set[str], placeholders: dict[str, Node]) -> Any:
+        value = self._values[node.name]
+        if node.op == "get_attr":
+            return graph.get_attr(str(node.target))
+        is_boundary = node.op == "placeholder" or node.name in ends
+        if is_boundary and isinstance(value, torch.Tensor):
+            return self._placeholder(graph, node, placeholders)
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            return value  # a size or a flag: part of the op
+        copies = {argument: self._copy(graph, argument, ends, placeholders) for argument in node.all_input_nodes}
+        if is_mutating(node):  # the placeholder has other readers
+            copies = {old: graph.call_function(torch.ops.aten.clone.default, (new,)) for old, new in copies.items()}
+        return graph.node_copy(node, copies.__getitem__)
+
+    def _placeholder(self, graph: Graph, node: Node, placeholders: dict[str, Node]) -> Node:
+        if node.name not in placeholders:
+            first = next(iter(graph.nodes), None)
+            with graph.inserting_before(first) if first is not None else graph.inserting_after():
+                placeholders[node.name] = graph.placeholder(node.name)
+            self.inputs.insert(0, self._values[node.name])
+        return placeholders[node.name]
+
+
+def _compare(node: str, op: str, result: torch.Tensor, expected: torch.Tensor) -> OpExactness:
+    dtype = expected.dtype
+    if result.shape != expected.shape or result.dtype != dtype:
+        return OpExactness(node, f"{op} (returned {result.dtype} {tuple(result.shape)})", dtype, -math.inf, None, None)
+    if dtype.is_floating_point:
+        return OpExactness(node, op, dtype, sqnr_db(result, expected), None, None)
+    steps = (result.long() - expected.long()).abs()
+    share = (steps != 0).double().mean().item() if steps.numel() else 0.0
+    return OpExactness(node, op, dtype, None, int(steps.max()) if steps.numel() else 0, share)
+
+
+def _difference(op: OpExactness) -> str:
+    if op.sqnr_db is not None:
+        return f"{op.sqnr_db:.1f} dB"
+    return f"up to {op.max_steps} steps, in {100 * (op.different_share or 0):.2f} %"
+
+
+def _is_dequantize(node: Node) -> bool:
+    return str(node.target).startswith("quantized_decomposed.dequantize")
+
+
+def _tree_sqnr_db(result: Any, expected: Any) -> float:
+    """SQNR over every float tensor of two equal structures, taken as one vector."""
+    pairs = zip(_float_tensors(result), _float_tensors(expected), strict=True)
+    flat = [(got.flatten(), want.flatten()) for got, want in pairs]
+    if not flat:
+        return math.inf
+    return sqnr_db(torch.cat([got for got, _ in flat]), torch.cat([want for _, want in flat]))
+
+
+def _float_tensors(tree: Any) -> list[torch.Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
