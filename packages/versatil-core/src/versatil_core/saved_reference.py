@@ -157,8 +157,8 @@ def _manifest_text(path: str | os.PathLike[str]) -> str:
             path=str(path),
         ) from error
     raise ModelFileError(
-        f"{path} was not written by versatil_core.save(): it has no manifest. A program from "
-        f"torch.export.save is float; quantize it first",
+        f"{path} has no manifest: it is damaged, or was not written by versatil_core.save(). A "
+        f"program from torch.export.save is float; quantize it first",
         path=str(path),
     )
 

@@ -1,0 +1,46 @@
+"""What a reference says about itself survives JSON and copies."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+from versatil_core import ModelFileError, QuantizationTarget, quantize, reference_info
+from versatil_core.reference_info import ReferenceInfo
+
+
+@pytest.fixture
+def reference(linear_backend: Callable[..., Any]) -> torch.fx.GraphModule:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+    target = QuantizationTarget("1", linear_backend(quant_max=255))
+    return quantize(model, x, target, [x, x], dynamic_shapes=({0: Dim("n", max=9)},))
+
+
+def test_it_says_how_the_reference_was_made(reference: torch.fx.GraphModule) -> None:
+    info = reference_info(reference)
+
+    [target] = info.targets
+    assert (target.module_path, target.backend) == ("1", "test_linear")
+    assert target.options == {"is_dynamic": False, "is_qat": False, "quant_max": 255}
+    assert info.calibration_batches == 2
+    assert set(info.versions) == {"torch", "torchao", "versatil-core"}
+
+
+def test_it_survives_json(reference: torch.fx.GraphModule) -> None:
+    info = reference_info(reference)
+
+    assert ReferenceInfo.from_dict(json.loads(json.dumps(info.to_dict()))) == info
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_it_survives_a_copy(reference: torch.fx.GraphModule) -> None:
+    assert reference_info(copy.deepcopy(reference)) == reference_info(reference)
+
+
+def test_another_module_has_none() -> None:
+    with pytest.raises(ModelFileError, match=r"versatil_core\.quantize"):
+        reference_info(torch.fx.symbolic_trace(torch.nn.ReLU()))
