@@ -1,0 +1,63 @@
+"""Features follow from flags, and the flags from the machine."""
+
+import pytest
+from versatil_x86 import CPUFeatures, cpu_features
+
+AVX512 = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [
+        (frozenset(), CPUFeatures()),
+        (frozenset({"avx2", "fma"}), CPUFeatures(avx2=True)),
+        (frozenset({"avx2", "avx_vnni"}), CPUFeatures(avx2=True, avx_vnni=True)),
+        (AVX512, CPUFeatures(avx2=True, avx512=True)),
+        (AVX512 - {"avx512bw"}, CPUFeatures(avx2=True)),
+        (AVX512 | {"avx512_vnni"}, CPUFeatures(avx2=True, avx512=True, avx512_vnni=True)),
+        (AVX512 | {"avx512vnni"}, CPUFeatures(avx2=True, avx512=True, avx512_vnni=True)),
+        (
+            AVX512 | {"avx512_vnni", "avx512_bf16", "amx_int8"},
+            CPUFeatures(
+                avx2=True, avx512=True, avx512_vnni=True, avx512_bf16=True, amx_int8=True
+            ),
+        ),
+    ],
+)
+def test_flags(flags: frozenset[str], want: CPUFeatures) -> None:
+    assert CPUFeatures.from_flags(flags) == want
+
+
+@pytest.mark.parametrize(
+    ("features", "has_vnni"),
+    [
+        (CPUFeatures(avx2=True, avx512=True), False),
+        (CPUFeatures(avx512_vnni=True), True),
+        (CPUFeatures(avx_vnni=True), True),
+        (CPUFeatures(amx_int8=True), True),
+    ],
+)
+def test_vnni(features: CPUFeatures, *, has_vnni: bool) -> None:
+    assert features.has_vnni is has_vnni
+
+
+def test_another_machine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    cpu_features._host_flags.cache_clear()
+    try:
+        assert CPUFeatures.detect() == CPUFeatures()
+    finally:
+        cpu_features._host_flags.cache_clear()
+
+
+def test_systems_without_proc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "AMD64")
+    monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path_factory.mktemp("x") / "missing")
+    monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: {"flags": ["avx2", "avx512_vnni"]})
+    cpu_features._host_flags.cache_clear()
+    try:
+        assert CPUFeatures.detect() == CPUFeatures(avx2=True, avx512_vnni=True)
+    finally:
+        cpu_features._host_flags.cache_clear()
