@@ -12,8 +12,8 @@ from versatil_passes.pass_scopes import pass_slots, pre_grad_passes
 from versatil_passes.quant_lift_up import QuantLiftUp
 
 __all__ = [
-    "DecomposeQuantization",
     "DeclinedOp",
+    "DecomposeQuantization",
     "Int8Lowering",
     "LoweredOp",
     "LoweringRecord",

@@ -20,7 +20,8 @@ def same_shape(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def storage_id(value: torch.Tensor) -> int:
     """Identity of the storage behind a fake tensor: equal for a tensor and its views."""
-    return value.untyped_storage()._cdata
+    identity: int = value.untyped_storage()._cdata
+    return identity
 
 
 def pass_slot_value(graph_pass: Callable[[Graph], Any]) -> Any:
@@ -58,7 +59,11 @@ def call_pass(graph_pass: Callable[..., Any], graph: Graph) -> Any:
     import torch._inductor.custom_graph_pass as passes
 
     wants_inference = getattr(passes, "CustomInferenceAwareGraphPass", ())
-    return graph_pass(graph, is_inference=True) if isinstance(graph_pass, wants_inference) else graph_pass(graph)
+    return (
+        graph_pass(graph, is_inference=True)
+        if isinstance(graph_pass, wants_inference)
+        else graph_pass(graph)
+    )
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ class DecomposeQuantization:
 
     ::
 
-        before:  dequantize_per_tensor(q, scale, zero_point, ...)
-        after:   (q.to(float32) - zero_point) * scale
+        before: dequantize_per_tensor(q, scale, zero_point, ...)
+        after: (q.to(float32) - zero_point) * scale
 
     For two reasons. What an int8 lowering declined must stay float: Inductor's and torchao's patterns look for these
     ops, fuse around them by rules of their own (they ignore a quant range narrower than the dtype, and add residuals
@@ -43,7 +43,9 @@ class DecomposeQuantization:
             The number of ops that were replaced.
         """
         rewrites = _rewrites()
-        nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in rewrites]
+        nodes = [
+            node for node in graph.nodes if node.op == "call_function" and node.target in rewrites
+        ]
         for node in nodes:
             with graph.inserting_before(node):
                 result = rewrites[node.target](graph, *node.args)
@@ -83,20 +85,36 @@ def _results_of(node: Node, result: Node | tuple[Node, ...]) -> list[tuple[Node,
 
 
 def _quantize(
-    graph: Graph, x: Node, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: torch.dtype
+    graph: Graph,
+    x: Node,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
 ) -> Node:
     if isinstance(scale, Node):
-        inverse: Any = graph.call_function(aten.reciprocal.default, (_to(graph, scale, torch.float32),))
+        inverse: Any = graph.call_function(
+            aten.reciprocal.default, (_to(graph, scale, torch.float32),)
+        )
     else:
         inverse = 1.0 / scale
-    y = graph.call_function(aten.round.default, (graph.call_function(aten.mul.Tensor, (x, inverse)),))
+    y = graph.call_function(
+        aten.round.default, (graph.call_function(aten.mul.Tensor, (x, inverse)),)
+    )
     y = graph.call_function(aten.add.Tensor, (y, zero_point))
     y = graph.call_function(aten.clamp.default, (y, quant_min, quant_max))
     return _to(graph, y, dtype)
 
 
 def _dequantize(
-    graph: Graph, q: Node, scale: Any, zero_point: Any, _quant_min: int, _quant_max: int, _dtype: torch.dtype
+    graph: Graph,
+    q: Node,
+    scale: Any,
+    zero_point: Any,
+    _quant_min: int,
+    _quant_max: int,
+    _dtype: torch.dtype,
 ) -> Node:
     y = graph.call_function(aten.sub.Tensor, (_to(graph, q, torch.float32), zero_point))
     factor = _to(graph, scale, torch.float32) if isinstance(scale, Node) else scale
@@ -123,20 +141,28 @@ def _dequantize_per_channel(
 def _choose_qparams(
     graph: Graph, x: Node, quant_min: int, quant_max: int, eps: float, _dtype: torch.dtype
 ) -> tuple[Node, Node]:
-    """Scale, float32, and zero_point, int64, of one element each, from the range of ``x`` widened to include zero.
+    """Scale, float64, and zero_point, int64, of one element each, from the range of ``x`` widened to include zero.
 
     ``scale = max((high - low) / (quant_max - quant_min), eps)``, ``zero_point = quant_min - round(low / scale)``.
     """
-    low = graph.call_function(aten.clamp.default, (graph.call_function(aten.amin.default, (x,)), None, 0.0))
-    high = graph.call_function(aten.clamp.default, (graph.call_function(aten.amax.default, (x,)), 0.0, None))
+    low = graph.call_function(
+        aten.clamp.default, (graph.call_function(aten.amin.default, (x,)), None, 0.0)
+    )
+    high = graph.call_function(
+        aten.clamp.default, (graph.call_function(aten.amax.default, (x,)), 0.0, None)
+    )
     span = graph.call_function(aten.sub.Tensor, (high, low))
     scale = graph.call_function(aten.div.Tensor, (span, float(quant_max - quant_min)))
     scale = graph.call_function(aten.clamp.default, (scale, eps, None))
-    steps = graph.call_function(aten.round.default, (graph.call_function(aten.div.Tensor, (low, scale)),))
-    zero_point = graph.call_function(aten.add.Tensor, (graph.call_function(aten.neg.default, (steps,)), quant_min))
+    steps = graph.call_function(
+        aten.round.default, (graph.call_function(aten.div.Tensor, (low, scale)),)
+    )
+    zero_point = graph.call_function(
+        aten.add.Tensor, (graph.call_function(aten.neg.default, (steps,)), quant_min)
+    )
     zero_point = graph.call_function(aten.clamp.default, (zero_point, quant_min, quant_max))
     zero_point = _to(graph, zero_point, torch.int64)
-    return _one_element(graph, scale), _one_element(graph, zero_point)
+    return _one_element(graph, _to(graph, scale, torch.float64)), _one_element(graph, zero_point)
 
 
 def _to(graph: Graph, value: Node, dtype: torch.dtype) -> Node:

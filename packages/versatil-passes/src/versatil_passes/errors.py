@@ -45,4 +45,6 @@ class PassOrderError(VersatilError, ValueError):
         """Build the message from the two names."""
         self.pass_name = pass_name
         self.must_follow = must_follow
-        super().__init__(f"{pass_name} must run after {must_follow}: put {must_follow} first in the chain")
+        super().__init__(
+            f"{pass_name} must run after {must_follow}: put {must_follow} first in the chain"
+        )

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from versatil_passes.graph_queries import args_of, constant_of
+
 aten = torch.ops.aten
 
 LINEAR_AND_CONV = frozenset({"linear", "conv1d", "conv2d"})
@@ -38,8 +40,8 @@ FLOAT_LAYERS: dict[Any, str] = {
     aten.lstm_cell.default: "lstm_cell",
     aten.gru_cell.default: "gru_cell",
     aten.scaled_dot_product_attention.default: "scaled_dot_product_attention",
-    aten._native_multi_head_attention.default: "multi_head_attention",
-    aten._transformer_encoder_layer_fwd.default: "transformer_encoder_layer",
+    aten._native_multi_head_attention.default: "multi_head_attention",  # noqa: SLF001 - its public name
+    aten._transformer_encoder_layer_fwd.default: "transformer_encoder_layer",  # noqa: SLF001 - likewise
 }
 """Operator to the name under which a report lists it: everything that multiplies by weights, or matrices together."""
 
@@ -52,8 +54,12 @@ _SIMPLE_POST_OPS = {
     aten.silu_.default: "silu",
 }
 _RELU6 = {aten.relu6.default, aten.relu6_.default}
-_HARDTANH = {aten.hardtanh.default: (-1.0, 1.0), aten.hardtanh_.default: (-1.0, 1.0)}
-_CLAMP = {aten.clamp.default: (None, None), aten.clamp_.default: (None, None)}
+_BOUNDED: dict[Any, tuple[float | None, float | None]] = {
+    aten.hardtanh.default: (-1.0, 1.0),
+    aten.hardtanh_.default: (-1.0, 1.0),
+    aten.clamp.default: (None, None),
+    aten.clamp_.default: (None, None),
+}
 _GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
@@ -63,18 +69,20 @@ def post_op_of(node: Node) -> tuple[str, tuple[Any, ...]] | None:
     Returns:
         ``("relu", ())``, ``("hardtanh", (low, high))``, ``("gelu_tanh", ())`` and the like.
     """
-    if node.target in _SIMPLE_POST_OPS:
-        return _SIMPLE_POST_OPS[node.target], ()
-    if node.target in _RELU6:
+    target: Any = node.target
+    if target in _SIMPLE_POST_OPS:
+        return _SIMPLE_POST_OPS[target], ()
+    if target in _RELU6:
         return "hardtanh", (0.0, 6.0)
-    bounds = {**_HARDTANH, **_CLAMP}.get(node.target)
-    if bounds is not None:
-        low, high = (*node.args[1:3], *bounds[len(node.args) - 1 :])
-        is_bounded = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
-        return ("hardtanh", (float(low), float(high))) if is_bounded else None
-    if node.target is aten.gelu.default:
+    if target is aten.gelu.default:
         return _GELU[str(node.kwargs.get("approximate", "none"))], ()
-    return None
+    if target not in _BOUNDED:
+        return None
+    given = args_of(node)[1:]
+    bounds = list(given) + list(_BOUNDED[target])[len(given) :]
+    low, high = node.kwargs.get("min", bounds[0]), node.kwargs.get("max", bounds[1])
+    is_bounded = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
+    return ("hardtanh", (float(low), float(high))) if is_bounded else None
 
 
 def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | str:
@@ -84,14 +92,17 @@ def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | s
         Lists with one number for each spatial dimension, and the group count. A text where padding is asymmetric,
         which only ``padding="same"`` with an even ``dilation * (kernel - 1)`` avoids.
     """
-    weight = node.args[1]
-    assert isinstance(weight, Node)
-    dimensions = 1 if node.target in (aten.conv1d.default, aten.conv1d.padding) else 2
-    stride, padding, dilation, groups = (*node.args[3:], *([1], [0], [1], 1)[len(node.args) - 3 :])
+    dimensions = 1 if node.target in {aten.conv1d.default, aten.conv1d.padding} else 2
+    given = args_of(node)[3:]
+    defaults: list[Any] = [[1], [0], [1], 1]
+    stride, padding, dilation, groups = list(given) + defaults[len(given) :]
     padding = node.kwargs.get("padding", padding)
     if isinstance(padding, str):
-        kernel = _kernel_size(weight, dimensions)
-        spans = [step * (size - 1) for step, size in zip(_per_dimension(dilation, dimensions), kernel, strict=True)]
+        kernel = _kernel_size(node, dimensions)
+        spans = [
+            step * (size - 1)
+            for step, size in zip(_per_dimension(dilation, dimensions), kernel, strict=True)
+        ]
         if padding == "same" and any(span % 2 for span in spans):
             return f"padding='same' needs asymmetric padding for kernel {kernel}; give the padding in numbers"
         padding = [span // 2 for span in spans] if padding == "same" else [0] * dimensions
@@ -108,10 +119,8 @@ def _per_dimension(value: Any, dimensions: int) -> list[int]:
     return values * dimensions if len(values) == 1 else values
 
 
-def _kernel_size(weight: Node, dimensions: int) -> list[int]:
+def _kernel_size(node: Node, dimensions: int) -> list[int]:
     """Taken from the int8 constant behind the weight's dequantize."""
-    from versatil_passes.graph_queries import constant_of
-
-    value = constant_of(weight.args[0])
-    assert value is not None
-    return list(value.shape[-dimensions:])
+    weight = constant_of(args_of(args_of(node)[1])[0])
+    assert weight is not None
+    return list(weight.shape[-dimensions:])

@@ -44,8 +44,23 @@ _VIEW_OPS = frozenset(
         torch.flatten,
     }
 )
+_PER_TENSOR_OPS = (
+    "quantized_decomposed.quantize_per_tensor",
+    "quantized_decomposed.dequantize_per_tensor",
+)
 _VIEW_METHODS = frozenset(
-    {"view", "reshape", "permute", "transpose", "unsqueeze", "squeeze", "flatten", "expand", "contiguous", "t"}
+    {
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "expand",
+        "contiguous",
+        "t",
+    }
 )
 
 
@@ -73,7 +88,13 @@ def is_mutating(node: Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable
-    if node.target in (operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv):
+    if node.target in (
+        operator.setitem,
+        operator.iadd,
+        operator.isub,
+        operator.imul,
+        operator.itruediv,
+    ):
         return True
     name = getattr(node.target, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
@@ -87,15 +108,31 @@ def nodes_between(first: Node, last: Node) -> Iterator[Node]:
         node = node.next
 
 
+def args_of(node: Node) -> tuple[Any, ...]:
+    """The positional arguments, typed so that an operator's schema can be relied on."""
+    return tuple(node.args)
+
+
 def only_user(node: Node) -> Node | None:
     """The single node that reads ``node``, or ``None`` where there are several or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def value_of(node: Node) -> torch.Tensor | None:
-    """The fake tensor recorded for ``node`` by ``torch.export`` or Dynamo, or ``None``."""
+    """The fake tensor recorded for ``node`` by ``torch.export`` or Dynamo, or ``None``.
+
+    ``convert_pt2e`` records none for the quantize and dequantize ops that it adds; they have their argument's shape.
+    """
     value = node.meta.get("val", node.meta.get("example_value"))
-    return value if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return value
+    is_per_tensor = str(node.target).startswith(_PER_TENSOR_OPS) and node.op == "call_function"
+    argument = value_of(node.args[0]) if is_per_tensor and isinstance(node.args[0], Node) else None
+    if argument is None:
+        return None
+    is_quantize = str(node.target).startswith(_PER_TENSOR_OPS[0])
+    dtype = node.args[5] if is_quantize else torch.float32
+    return torch.empty_like(argument, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
 
 def set_value(node: Node, value: Any) -> None:
@@ -142,8 +179,8 @@ def erase_unread(nodes: Iterable[Any]) -> None:
     Only for nodes without effects. (``Graph.eliminate_dead_code`` also drops in-place *methods* whose result is
     unused, such as ``x.add_(1)`` in a graph of Dynamo's.)
     """
-    for node in nodes:
-        if isinstance(node, Node) and not node.users and not node._erased:
+    for node in dict.fromkeys(nodes):
+        if isinstance(node, Node) and not node.users:
             constants = [argument for argument in node.all_input_nodes if argument.op == "get_attr"]
             node.graph.erase_node(node)
             erase_unread(constants)

@@ -1,7 +1,7 @@
 """Find quantized linears and convolutions in an exported graph, and make each one int8 operator."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -9,6 +9,7 @@ from torch.fx import Graph, Node
 from versatil_passes._torch_compat import same_shape
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV, conv_geometry, post_op_of
 from versatil_passes.graph_queries import (
+    args_of,
     constant_of,
     erase_unread,
     is_mutating,
@@ -101,14 +102,13 @@ class Int8Lowering:
         if op not in self.rules.ops:
             raise _Declined(f"the backend has no int8 kernel for {op}")
         activation = self._activation(node, op)
-        weight, w_scale = self._weight(node, op)
+        weight, w_scale = self._weight(node)
         bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
         if bias is not None and constant_of(bias) is None:
             raise _Declined("its bias is computed at run time; the kernel wants a constant")
-        qx, x_scale, x_zero_point = activation.args[:3]
-        call = Int8Call(qx, x_scale, x_zero_point, weight, w_scale, bias, self._geometry(node, op))
-        chain = self._collect(call, op, node)
-        return self._emit(chain, op, int(activation.args[4]))  # type: ignore[call-overload]
+        qx, x_scale, x_zero_point, _, input_quant_max = args_of(activation)[:5]
+        call = Int8Call(qx, x_scale, x_zero_point, weight, w_scale, bias, _geometry(node, op))
+        return _emit(self._collect(call, op, node), op, input_quant_max)
 
     def _activation(self, node: Node, op: str) -> Node:
         """The dequantize that feeds ``node``."""
@@ -118,61 +118,75 @@ class Int8Lowering:
         if not isinstance(activation, Node) or activation.target not in (static, dynamic):
             raise _Declined("its input is not quantized: the quantizer did not annotate this layer")
         if activation.target is dynamic and op not in self.rules.dynamic_ops:
-            raise _Declined(f"the backend has no {op} kernel for dynamic activations: quantize it statically")
+            raise _Declined(
+                f"the backend has no {op} kernel for dynamic activations: quantize it statically"
+            )
         dtype = activation.args[5]
         if dtype not in self.rules.activation_dtypes:
             wanted = ", ".join(str(known) for known in self.rules.activation_dtypes)
             raise _Declined(f"its activations are {dtype}; the kernels take {wanted}")
         if activation.kwargs.get("out_dtype") not in (None, torch.float32):
-            raise _Declined(f"it computes in {activation.kwargs['out_dtype']}; only float32 is supported")
+            raise _Declined(
+                f"it computes in {activation.kwargs['out_dtype']}; only float32 is supported"
+            )
         if any(is_mutating(user) for user in activation.users):
-            raise _Declined("an op writes to its dequantized input in place: use the out-of-place form")
+            raise _Declined(
+                "an op writes to its dequantized input in place: use the out-of-place form"
+            )
         return activation
 
-    def _weight(self, node: Node, op: str) -> tuple[Node, Node]:
-        """The int8 weight and its scales, a tensor of one element or of one per output channel."""
+    def _weight(self, node: Node) -> tuple[Node, Node | float]:
+        """The int8 weight, and its scales: one number, or a tensor of one for each output channel."""
         dequantize = node.args[1]
         qd = torch.ops.quantized_decomposed
-        per_channel, per_tensor = qd.dequantize_per_channel.default, qd.dequantize_per_tensor.default
+        per_channel, per_tensor = (
+            qd.dequantize_per_channel.default,
+            qd.dequantize_per_tensor.default,
+        )
         if not isinstance(dequantize, Node) or dequantize.target not in (per_channel, per_tensor):
-            raise _Declined("its weight is not quantized: the quantizer did not annotate this layer")
+            raise _Declined(
+                "its weight is not quantized: the quantizer did not annotate this layer"
+            )
         granularity = "per_channel" if dequantize.target is per_channel else "per_tensor"
         if granularity not in self.rules.weight_granularities:
-            raise _Declined(f"its weight is quantized {granularity}, for which the backend has no kernel")
-        weight, scale, zero_point = dequantize.args[:3]
+            raise _Declined(
+                f"its weight is quantized {granularity}, for which the backend has no kernel"
+            )
+        weight, scale, zero_point = args_of(dequantize)[:3]
         value = constant_of(weight)
         if value is None:
-            raise _Declined("its weight is an input of the graph, not a constant: freezing is off, or gradients are on")
+            raise _Declined(
+                "its weight is an input of the graph, not a constant: freezing is off, or gradients are on"
+            )
         if value.dtype is not torch.int8:
             raise _Declined(f"its weight is {value.dtype}; the kernels take int8")
         assert isinstance(weight, Node)
         if granularity == "per_tensor":
             if zero_point != 0:
-                raise _Declined(f"its weight has zero_point {zero_point}; the kernels take symmetric weights")
-            with node.graph.inserting_before(dequantize):
-                scale = node.graph.call_function(aten.full.default, ([1], scale), {"dtype": torch.float32})
-            return weight, scale
+                raise _Declined(
+                    f"its weight has zero_point {zero_point}; the kernels take symmetric weights"
+                )
+            return weight, float(scale)
         zero_points = constant_of(zero_point)
-        if dequantize.args[3] != 0 or zero_points is None or bool(zero_points.any()) or constant_of(scale) is None:
-            raise _Declined("its weight is not symmetric over constant output channels (axis 0, zero_point 0)")
+        if (
+            dequantize.args[3] != 0
+            or zero_points is None
+            or bool(zero_points.any())
+            or constant_of(scale) is None
+        ):
+            raise _Declined(
+                "its weight is not symmetric over constant output channels (axis 0, zero_point 0)"
+            )
         assert isinstance(scale, Node)
         return weight, scale
-
-    def _geometry(self, node: Node, op: str) -> tuple[list[int], list[int], list[int], int] | None:
-        if op == "linear":
-            return None
-        geometry = conv_geometry(node)
-        if isinstance(geometry, str):
-            raise _Declined(geometry)
-        return geometry
 
     def _collect(self, call: Int8Call, op: str, node: Node) -> "_Chain":
         """Follow single readers from ``node`` and take what the kernel can do as well."""
         chain = self._take_residual(_Chain(call, (node,)), op)
         chain = self._take_post_op(chain, op)
         quantized = self._take_quantize(chain, op)
-        if op != "linear" and chain.call.other is not None and not _is_residual_form(quantized.call):
-            # The convolution kernel adds in place: float to float, or uint8 to uint8. The rest is left to Inductor.
+        if chain.call.other is not None and not _is_residual_form(quantized.call):
+            # Kernels add in place: float to float, or uint8 to uint8. Inductor fuses the rest into one loop.
             return self._take_quantize(self._take_post_op(_Chain(call, (node,)), op), op)
         return quantized
 
@@ -182,15 +196,28 @@ class Int8Lowering:
             return chain
         first, second = add.args[:2]
         other = second if first is chain.last else first
-        if not isinstance(other, Node) or other is chain.last or (add.target is aten.add_.Tensor and second is chain.last):
+        if (
+            not isinstance(other, Node)
+            or other is chain.last
+            or (add.target is aten.add_.Tensor and second is chain.last)
+        ):
             return chain
         ours, theirs = value_of(chain.last), value_of(other)
-        if ours is None or theirs is None or ours.dtype != theirs.dtype or not same_shape(ours, theirs):
+        if (
+            ours is None
+            or theirs is None
+            or ours.dtype != theirs.dtype
+            or not same_shape(ours, theirs)
+        ):
             return chain
         call = replace(chain.call, other=other)
         dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-        if op != "linear" and other.target is dequantize and other.args[5] in self.rules.activation_dtypes:
-            quantized, scale, zero_point = other.args[:3]
+        if (
+            op != "linear"
+            and other.target is dequantize
+            and other.args[5] in self.rules.activation_dtypes
+        ):
+            quantized, scale, zero_point = args_of(other)[:3]
             call = replace(call, other=quantized, other_scale=scale, other_zero_point=zero_point)
         return chain.extended(add, call)
 
@@ -209,7 +236,7 @@ class Int8Lowering:
         quantize = chain.next_op({torch.ops.quantized_decomposed.quantize_per_tensor.default})
         if quantize is None or not self.rules.allow_int8_output:
             return chain
-        scale, zero_point, quant_min, quant_max, dtype = quantize.args[1:6]
+        scale, zero_point, quant_min, quant_max, dtype = args_of(quantize)[1:6]
         call = replace(
             chain.call,
             output_scale=scale,
@@ -218,7 +245,9 @@ class Int8Lowering:
             output_quant_max=quant_max,
             output_dtype=dtype,
         )
-        if dtype not in self.rules.activation_dtypes or (call.is_output_narrow and not self._folds_clamp(call, op)):
+        if dtype not in self.rules.activation_dtypes or (
+            call.is_output_narrow and not self._folds_clamp(call, op)
+        ):
             return chain
         return chain.extended(quantize, call)
 
@@ -227,29 +256,46 @@ class Int8Lowering:
         clamps = self.rules.admits_post_op(op, "hardtanh", has_residual=call.other is not None)
         return clamps and call.post_op in _CLAMPING_POST_OPS
 
-    def _emit(self, chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
-        call, last = chain.call, chain.last
-        with last.graph.inserting_before(last):
-            node = last.graph.call_function(call.target, call.args())
-        names = tuple(member.name for member in chain.nodes)
-        record = LoweredOp(
-            node=chain.nodes[0].name,
-            module_path=module_path_of(chain.nodes[0]),
-            op=op,
-            kernel="onednn.qlinear_pointwise" if op == "linear" else "onednn.qconv_pointwise",
-            post_ops=chain.post_op_names(),
-            output_dtype=call.output_dtype,
-            input_quant_max=input_quant_max,
-            is_dynamic=call.is_dynamic,
-            replaces=names,
-        )
-        node.meta = {**last.meta, "replaces": last.name, "lowered_as": str(record)}
-        last.replace_all_uses_with(node)
-        inputs = [node for member in chain.nodes for node in member.all_input_nodes if node not in chain.nodes]
-        for member in reversed(chain.nodes):
-            member.graph.erase_node(member)
-        erase_unread(node for node in inputs if is_dequantize(node))
-        return record
+
+def _geometry(node: Node, op: str) -> tuple[list[int], list[int], list[int], int] | None:
+    if op == "linear":
+        return None
+    geometry = conv_geometry(node)
+    if isinstance(geometry, str):
+        raise _Declined(geometry)
+    return geometry
+
+
+def _emit(chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
+    call, last = chain.call, chain.last
+    with last.graph.inserting_before(last):
+        if isinstance(call.w_scale, float):
+            scale = last.graph.call_function(
+                aten.full.default, ([1], call.w_scale), {"dtype": torch.float32}
+            )
+            call = replace(call, w_scale=scale)
+        node = last.graph.call_function(call.target, call.args())
+    names = tuple(member.name for member in chain.nodes)
+    record = LoweredOp(
+        node=chain.nodes[0].name,
+        module_path=module_path_of(chain.nodes[0]),
+        op=op,
+        kernel="onednn.qlinear_pointwise" if op == "linear" else "onednn.qconv_pointwise",
+        post_ops=chain.post_op_names(),
+        output_dtype=call.output_dtype,
+        input_quant_max=input_quant_max,
+        is_dynamic=call.is_dynamic,
+        replaces=names,
+    )
+    node.meta = {**last.meta, "replaces": last.name, "lowered_as": str(record)}
+    last.replace_all_uses_with(node)
+    inputs = [
+        node for member in chain.nodes for node in member.all_input_nodes if node not in chain.nodes
+    ]
+    for member in reversed(chain.nodes):
+        member.graph.erase_node(member)
+    erase_unread(node for node in inputs if is_dequantize(node))
+    return record
 
 
 class _Declined(Exception):  # noqa: N818 - not an error: a decision, with its reason
@@ -273,7 +319,11 @@ class _Chain:
     def next_op(self, targets: set[Any] | None = None) -> Node | None:
         """The only reader of the last node, unless something is written to between the two."""
         reader = only_user(self.last)
-        if reader is None or reader.op != "call_function" or (targets is not None and reader.target not in targets):
+        if (
+            reader is None
+            or reader.op != "call_function"
+            or (targets is not None and reader.target not in targets)
+        ):
             return None
         if any(is_mutating(node) for node in nodes_between(self.last, reader)):
             return None
@@ -286,10 +336,13 @@ class _Chain:
 
 def is_dequantize(node: Node) -> bool:
     """Whether ``node`` is one of the ``quantized_decomposed`` dequantize ops."""
-    return node.op == "call_function" and str(node.target).startswith("quantized_decomposed.dequantize")
+    return node.op == "call_function" and str(node.target).startswith(
+        "quantized_decomposed.dequantize"
+    )
 
 
 def _is_residual_form(call: Int8Call) -> bool:
+    """Whether the other operand and the result have the same dtype, so that one may be written over the other."""
     is_other_quantized = (call.other_scale, call.other_zero_point) != (1.0, 0)
     return is_other_quantized == call.has_int8_output
 

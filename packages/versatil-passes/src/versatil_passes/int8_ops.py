@@ -18,7 +18,7 @@ arguments; one, two or three spatial dimensions follow from the shape of ``weigh
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -30,7 +30,9 @@ _TAIL = (
 )
 _GEOMETRY = "int[] stride, int[] padding, int[] dilation, int groups"
 _STATIC = "Tensor qx, float x_scale, int x_zero_point, Tensor weight, Tensor w_scale, Tensor? bias"
-_DYNAMIC = "Tensor qx, Tensor x_scale, Tensor x_zero_point, Tensor weight, Tensor w_scale, Tensor? bias"
+_DYNAMIC = (
+    "Tensor qx, Tensor x_scale, Tensor x_zero_point, Tensor weight, Tensor w_scale, Tensor? bias"
+)
 _SCHEMAS = (
     f"qlinear({_STATIC}, {_TAIL}) -> Tensor",
     f"qlinear.tensor({_DYNAMIC}, {_TAIL}) -> Tensor",
@@ -86,14 +88,26 @@ class Int8Call:
     def target(self) -> torch._ops.OpOverload:
         """The operator that takes these arguments."""
         packet = operators().qlinear if self.geometry is None else operators().qconv
-        return packet.tensor if self.is_dynamic else packet.default
+        target: torch._ops.OpOverload = packet.tensor if self.is_dynamic else packet.default
+        return target
 
     def args(self) -> tuple[Any, ...]:
         """The arguments in the order of the schema."""
         head = (self.qx, self.x_scale, self.x_zero_point, self.weight, self.w_scale, self.bias)
         tail = (
-            *(self.other, self.other_scale, self.other_zero_point, self.post_op, list(self.post_op_args)),
-            *(self.output_scale, self.output_zero_point, self.output_quant_min, self.output_quant_max),
+            *(
+                self.other,
+                self.other_scale,
+                self.other_zero_point,
+                self.post_op,
+                list(self.post_op_args),
+            ),
+            *(
+                self.output_scale,
+                self.output_zero_point,
+                self.output_quant_min,
+                self.output_quant_max,
+            ),
             self.output_dtype,
         )
         return (*head, *(self.geometry or ()), *tail)
@@ -102,13 +116,12 @@ class Int8Call:
     def from_args(cls, args: tuple[Any, ...]) -> "Int8Call":
         """Inverse of :meth:`args`: six come first, ten last, and a geometry of four stands between them or not."""
         head, geometry, tail = args[:6], args[6:-10], args[-10:]
-        return cls(
-            *head,
-            (list(geometry[0]), list(geometry[1]), list(geometry[2]), geometry[3]) if geometry else None,
-            *tail[:4],
-            tuple(tail[4]),
-            *tail[5:],
-        )
+        names = [field.name for field in fields(cls) if field.name != "geometry"]
+        values = dict(zip(names, (*head, *tail), strict=True))
+        if geometry:
+            stride, padding, dilation, groups = geometry
+            values["geometry"] = (list(stride), list(padding), list(dilation), groups)
+        return cls(**{**values, "post_op_args": tuple(values["post_op_args"])})
 
 
 def is_int8_op(node: Node) -> bool:
@@ -127,9 +140,10 @@ def operators() -> Any:
 
 
 @functools.cache
-def _define() -> tuple[torch.library.Library, ...]:
+def _define() -> tuple[Any, ...]:
     """Define the operators once; a library lives as long as the tuple that is cached here."""
-    library = torch.library.Library("versatil", "DEF")
+    make_library: Any = torch.library.Library  # untyped in torch
+    library = make_library("versatil", "DEF")
     for schema in _SCHEMAS:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         name = schema.split("(", 1)[0]
@@ -147,13 +161,14 @@ def _run(*args: Any) -> torch.Tensor:
 def _fake(*args: Any) -> torch.Tensor:
     """Shape, dtype and strides of the result: contiguous for a linear, channels last for a convolution."""
     call = Int8Call.from_args(args)
+    qx: torch.Tensor = call.qx
     if call.geometry is None:
-        return call.qx.new_empty((*call.qx.shape[:-1], call.weight.shape[0]), dtype=call.output_dtype)
+        return qx.new_empty((*qx.shape[:-1], call.weight.shape[0]), dtype=call.output_dtype)
     spatial = [
         (size + 2 * pad - step * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, pad, step in zip(
-            call.qx.shape[2:], call.weight.shape[2:], *call.geometry[:3], strict=True
+            qx.shape[2:], call.weight.shape[2:], *call.geometry[:3], strict=True
         )
     ]
-    shape = (call.qx.shape[0], *spatial, call.weight.shape[0])
-    return call.qx.new_empty(shape, dtype=call.output_dtype).movedim(-1, 1)
+    shape = (qx.shape[0], *spatial, call.weight.shape[0])
+    return qx.new_empty(shape, dtype=call.output_dtype).movedim(-1, 1)

@@ -54,7 +54,9 @@ class LoweringRules:
         ):
             unknown = sorted(given - known)
             if unknown:
-                raise ValueError(f"unknown {what} {unknown[0]!r} in LoweringRules: use one of {sorted(known)}")
+                raise ValueError(
+                    f"unknown {what} {unknown[0]!r} in LoweringRules: use one of {sorted(known)}"
+                )
 
     def admits_post_op(self, op: str, post_op: str, *, has_residual: bool) -> bool:
         """Whether the kernel of ``op`` applies ``post_op``, after an addition if ``has_residual``.

@@ -1,6 +1,7 @@
 """Bind the neutral int8 operators to oneDNN kernels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,11 +34,12 @@ class OneDNNKernels:
     ::
 
         before:  qx, weight -> versatil.qlinear(other=residual, post_op="relu")
-        after:   qx, packed weight (a constant) -> onednn.qlinear_pointwise.binary(residual, "add", "relu")
+        after:   qx, packed weight (a constant) -> onednn.qlinear_pointwise.binary(residual, "sum", "relu")
 
     A residual addition is done in place (``"sum"``) where :func:`~versatil_passes.overwriting.is_overwritable` proves
-    that nobody can see the overwritten tensor; elsewhere by ``"add"`` (linear) or by element-wise ops that Inductor
-    fuses (convolution, whose kernel only knows ``"sum"``).
+    that nobody can see the overwritten tensor; elsewhere by element-wise ops behind the kernel, which Inductor fuses
+    into one loop. (The kernels' other form, ``"add"``, exists for linears only, and Inductor up to 2.13 fails on it
+    where the other operand is itself element-wise.)
 
     Requires: constant weights; where a weight is an input of the graph the neutral operator stays, and packs the
     weight at each call. With ``allow_in_place``: a functional graph, that is, one after AOTAutograd.
@@ -91,19 +93,25 @@ class OneDNNKernels:
 def run(call: Int8Call) -> torch.Tensor:
     """Compute a neutral operator on tensors, packing its weight for this one call."""
     zero_points = torch.zeros_like(call.w_scale, dtype=torch.int32)
-    result: torch.Tensor = bind(call, pack(call, call.weight, call.w_scale), zero_points, _call, is_in_place=False)
+    result: torch.Tensor = bind(
+        call, pack(call, call.weight, call.w_scale), zero_points, _call, is_in_place=False
+    )
     return result
 
 
 def pack(call: Int8Call, weight: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     """The int8 weight in oneDNN's own layout (an opaque mkldnn tensor)."""
     if call.geometry is None:
-        return onednn.qlinear_prepack(weight, None)
-    x_scale, x_zero_point = (1.0, 0) if call.is_dynamic else (call.x_scale, call.x_zero_point)
-    return onednn.qconv_prepack(weight, w_scale, x_scale, x_zero_point, *call.geometry, None)
+        packed: torch.Tensor = onednn.qlinear_prepack(weight, None)
+    else:
+        x_scale, x_zero_point = (1.0, 0) if call.is_dynamic else (call.x_scale, call.x_zero_point)
+        packed = onednn.qconv_prepack(weight, w_scale, x_scale, x_zero_point, *call.geometry, None)
+    return packed
 
 
-def bind(call: Int8Call, packed: Any, weight_zero_points: Any, emit: Emit, *, is_in_place: bool) -> Any:
+def bind(
+    call: Int8Call, packed: Any, weight_zero_points: Any, emit: Emit, *, is_in_place: bool
+) -> Any:
     """Emit the kernel that computes ``call``.
 
     Args:
@@ -117,25 +125,35 @@ def bind(call: Int8Call, packed: Any, weight_zero_points: Any, emit: Emit, *, is
         The last result that ``emit`` returned.
     """
     head = (call.qx, call.x_scale, call.x_zero_point, packed, call.w_scale, weight_zero_points)
-    residual = () if call.other is None else (call.other,)
-    geometry = call.geometry or ()
-    output = (call.output_scale, call.output_zero_point, call.output_dtype)
     if call.other is None:
-        packet = onednn.qlinear_pointwise if call.geometry is None else onednn.qconv_pointwise
-        kernel = packet.tensor if call.is_dynamic else packet.default
-        return emit(kernel, *head, call.bias, *geometry, *output, *_post_op(call))
-    if call.geometry is None:
-        packet = onednn.qlinear_pointwise
-        kernel = packet.binary_tensor if call.is_dynamic else packet.binary
-        how = "sum" if is_in_place else "add"
-        return emit(kernel, *head, *residual, call.bias, *output, 1.0, 0, how, 1.0, call.post_op, [], "")
+        return _kernel(call, emit, head)
     if not is_in_place:
-        return _conv_then_add(call, emit, head)
-    unary = None if call.post_op == "none" else call.post_op
-    accumulator = (call.other_scale, call.other_zero_point, "sum", 1.0, unary, [], "")
-    packet = onednn.qconv2d_pointwise
+        return _kernel_then_add(call, emit, head)
+    output = (call.output_scale, call.output_zero_point, call.output_dtype)
+    residual = (call.other_scale, call.other_zero_point, "sum", 1.0)
+    packet = onednn.qlinear_pointwise if call.geometry is None else onednn.qconv2d_pointwise
+    # The convolution writes "no function" as None, the linear as "none".
+    post_op = None if call.geometry is not None and call.post_op == "none" else call.post_op
     kernel = packet.binary_tensor if call.is_dynamic else packet.binary
-    return emit(kernel, *head, *residual, call.bias, *geometry, *output, *accumulator)
+    return emit(
+        kernel,
+        *head,
+        call.other,
+        call.bias,
+        *(call.geometry or ()),
+        *output,
+        *residual,
+        post_op,
+        [],
+        "",
+    )
+
+
+def _kernel(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
+    packet = onednn.qlinear_pointwise if call.geometry is None else onednn.qconv_pointwise
+    kernel = packet.tensor if call.is_dynamic else packet.default
+    output = (call.output_scale, call.output_zero_point, call.output_dtype)
+    return emit(kernel, *head, call.bias, *(call.geometry or ()), *output, *_post_op(call))
 
 
 def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
@@ -154,15 +172,18 @@ def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
     return kernel_name, args, algorithm
 
 
-def _conv_then_add(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
-    """A convolution with float output, then the addition and what follows it, element by element."""
-    float_output = (1.0, 0, torch.float32, "none", [], "")
-    packet = onednn.qconv_pointwise
-    y = emit(packet.tensor if call.is_dynamic else packet.default, *head, call.bias, *(call.geometry or ()), *float_output)
+def _kernel_then_add(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
+    """A kernel with float output, then the addition and what follows it, element by element."""
+    product = replace(
+        call, post_op="none", output_scale=1.0, output_zero_point=0, output_dtype=torch.float32
+    )
+    y = _kernel(product, emit, head)
     other = call.other
     if (call.other_scale, call.other_zero_point) != (1.0, 0):
         other = emit(prims.convert_element_type.default, other, torch.float32)
-        other = emit(aten.mul.Tensor, emit(aten.sub.Tensor, other, call.other_zero_point), call.other_scale)
+        other = emit(
+            aten.mul.Tensor, emit(aten.sub.Tensor, other, call.other_zero_point), call.other_scale
+        )
     y = emit(aten.add.Tensor, y, other)
     if call.post_op == "relu":
         y = emit(aten.relu.default, y)
@@ -205,7 +226,9 @@ class _Constants:
         weight, w_scale = constant_of(call.weight), constant_of(call.w_scale)
         if weight is None or w_scale is None:
             return None
-        activation = () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
+        activation = (
+            () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
+        )
         key = ("weight", str(call.weight.target), repr(call.geometry), activation)
         return self._get(key, lambda: pack(call, weight, w_scale), call.weight)
 
@@ -214,7 +237,9 @@ class _Constants:
         w_scale = constant_of(call.w_scale)
         assert w_scale is not None
         return self._get(
-            ("zeros", w_scale.numel()), lambda: torch.zeros(w_scale.numel(), dtype=torch.int32), call.w_scale
+            ("zeros", w_scale.numel()),
+            lambda: torch.zeros(w_scale.numel(), dtype=torch.int32),
+            call.w_scale,
         )
 
     def _get(self, key: Any, make: Callable[[], torch.Tensor], like: Node) -> Node:

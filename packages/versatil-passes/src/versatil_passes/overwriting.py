@@ -19,7 +19,7 @@ _MAY_SHARE_MEMORY = frozenset(
         aten.cat.default,
         aten.stack.default,
         prims.convert_element_type.default,
-        aten._to_copy.default,
+        aten._to_copy.default,  # noqa: SLF001 - its public name
         aten.clone.default,
     }
 )
@@ -67,7 +67,9 @@ def _changes_dtype(node: Node) -> bool:
     """A result of another dtype cannot live in its argument's memory."""
     value = value_of(node)
     arguments = [value_of(argument) for argument in node.all_input_nodes]
-    return value is not None and all(argument is not None and argument.dtype != value.dtype for argument in arguments)
+    return value is not None and all(
+        argument is not None and argument.dtype != value.dtype for argument in arguments
+    )
 
 
 def _has_same_layout(value: torch.Tensor, result: torch.Tensor) -> bool:

@@ -75,7 +75,9 @@ def chain_pass(existing: Any, new: GraphPass) -> PassChain:
         >>> chain_pass(None, print)
         PassChain(print)
     """
-    before = () if existing is None else existing if isinstance(existing, (list, tuple)) else (existing,)
+    before = (
+        () if existing is None else existing if isinstance(existing, (list, tuple)) else (existing,)
+    )
     return PassChain(*before, new)
 
 
@@ -96,7 +98,9 @@ def _without_duplicates(passes: list[GraphPass]) -> tuple[GraphPass, ...]:
     kept: list[GraphPass] = []
     for graph_pass in passes:
         uuid = uuid_of(graph_pass)
-        is_known = any(graph_pass is other or (uuid is not None and uuid == uuid_of(other)) for other in kept)
+        is_known = any(
+            graph_pass is other or (uuid is not None and uuid == uuid_of(other)) for other in kept
+        )
         if not is_known:
             kept.append(graph_pass)
     return tuple(kept)
@@ -108,5 +112,3 @@ def _check_order(passes: tuple[GraphPass, ...]) -> None:
         for earlier in getattr(graph_pass, "runs_after", ()):
             if earlier in names[position + 1 :]:
                 raise PassOrderError(names[position], earlier)
-
-

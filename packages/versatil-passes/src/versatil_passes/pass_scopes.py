@@ -44,7 +44,9 @@ def pass_slots(*passes: GraphPass) -> dict[str, Any]:
     """
     import torch._inductor.config as config  # not at import time: it reads the environment when first imported
 
-    second_halves = [graph_pass.post_grad_pass for graph_pass in passes if hasattr(graph_pass, "post_grad_pass")]
+    second_halves = [
+        graph_pass.post_grad_pass for graph_pass in passes if hasattr(graph_pass, "post_grad_pass")
+    ]
     wanted = {"pre_grad_custom_pass": passes, "post_grad_custom_post_pass": tuple(second_halves)}
     return {
         slot: pass_slot_value(chain_pass(getattr(config, slot), PassChain(*added)))

@@ -3,7 +3,13 @@
 import torch
 from torch.fx import Graph, Node
 
-from versatil_passes.graph_queries import is_mutating, is_view_like, nodes_between, set_value, value_of
+from versatil_passes.graph_queries import (
+    is_mutating,
+    is_view_like,
+    nodes_between,
+    set_value,
+    value_of,
+)
 
 
 class QuantLiftUp:
