@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from versatil_core import doctor
+
+from versatil_core import BasePT2EBackend, InductorSettings, doctor
 from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import (
     BackendHealth,
@@ -19,8 +20,6 @@ from versatil_core.doctor import (
 )
 from versatil_core.errors import BackendLoadError, BackendNotFoundError, UnsupportedVersionError
 from versatil_passes.lowering_rules import LoweringRules
-
-from versatil_core import BasePT2EBackend, InductorSettings
 
 X86 = """processor	: 0
 model name	: Fast(R) CPU @ 3GHz

@@ -78,13 +78,13 @@ class _OursOnly(logging.Filter):
 
 @contextmanager
 def _foreign_logs_hidden() -> Iterator[None]:
-    import torch  # noqa: F401 -- its import makes the handler that the filter goes on
+    import torch  # noqa: F401 -- its import makes the handlers that the filter goes on
 
     ours = _OursOnly()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    root, torch_logger = logging.getLogger(), logging.getLogger("torch")
-    handlers = [handler, *torch_logger.handlers]
+    root = logging.getLogger()
+    handlers = [handler, *_torch_handlers()]
     root.addHandler(handler)
     for each in handlers:
         each.addFilter(ours)
@@ -94,6 +94,16 @@ def _foreign_logs_hidden() -> Iterator[None]:
         for each in handlers:
             each.removeFilter(ours)
         root.removeHandler(handler)
+
+
+def _torch_handlers() -> list[logging.Handler]:
+    """Find the handlers that torch gives its loggers: several of them have their own."""
+    loggers = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger)
+    ]
+    return list(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
 
 
 def _print_plain(console: Console, text: str) -> None:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from versatil_core.demo_result import DemoResult, Latency
+from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import Diagnosis, Host, Int8Plan
 
@@ -24,7 +24,12 @@ def print_result(result: RenderableType) -> None:
 def demo_report(result: DemoResult) -> RenderableType:
     """Show a demo's measurements: float and int8 side by side, then what stays float."""
     table = Table(
-        title=f"{result.title}, in float and in int8", title_justify="left", box=box.SIMPLE_HEAD
+        title=f"{result.title}, in float and in int8",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
     )
     table.add_column("", overflow="fold")
     for heading in ("float32", "int8", "int8 is"):
@@ -33,12 +38,9 @@ def demo_report(result: DemoResult) -> RenderableType:
         table.add_row(*row)
     parts: list[RenderableType] = [table]
     if result.declined:
-        parts.append(Text("Stays float, and why:"))
-        parts += [
-            _indented(f"{layer.module_path} ({layer.op}): {layer.reason}")
-            for layer in result.declined
-        ]
-    parts.append(Text(_machine_line(result), style="dim"))
+        parts += [Text(), Text("Stays float, and why:")]
+        parts += [_indented(line) for line in _declined_lines(result.declined)]
+    parts += [Text(), Text(_machine_line(result), style="dim")]
     return Group(*parts)
 
 
@@ -111,11 +113,12 @@ def _demo_rows(result: DemoResult) -> list[tuple[str, str, str, str]]:
         ("the same answer as float", "", f"{result.same_answers:.2%}", ""),
         ("SQNR against float", "", f"{result.sqnr_float:.1f} dB", ""),
         (
-            "SQNR against the int8 reference",
+            "SQNR against the reference",
             "",
             "equal" if reference is None else f"{reference:.1f} dB",
             "",
         ),
+        ("operations exact", "", f"{result.exact_ops} of {result.ops}", ""),
         (
             f"latency, median of {result.rounds} turns",
             _milliseconds(result.float_latency),
@@ -144,11 +147,27 @@ def _faster(speedup: float) -> str:
 
 
 def _milliseconds(latency: Latency) -> str:
-    return f"{latency.median * 1e3:.2f} ms"
+    return f"{_three_digits(latency.median * 1e3)} ms"
 
 
 def _spread(latency: Latency) -> str:
-    return f"{latency.low * 1e3:.2f} to {latency.high * 1e3:.2f}"
+    return f"{_three_digits(latency.low * 1e3)} to {_three_digits(latency.high * 1e3)}"
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}"
+
+
+def _declined_lines(declined: Iterable[DeclinedLayer]) -> list[str]:
+    """One line for all layers that stay float for one reason; twelve equal ones tell nothing."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for layer in declined:
+        groups.setdefault((layer.op, layer.reason), []).append(layer.module_path)
+    return [
+        f"{paths[0] or op}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: {reason}"
+        for (op, reason), paths in groups.items()
+    ]
 
 
 def _machine_line(result: DemoResult) -> str:

@@ -18,7 +18,9 @@ from versatil_core.demo_minilm import minilm_subject
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.demo_subject import Subject
 from versatil_core.doctor import read_host
+from versatil_core.exactness import check_exactness
 from versatil_core.latency import LatencyComparison, measure_interleaved, timed
+from versatil_core.lower import lower
 from versatil_core.progress import StageProgress
 from versatil_core.quantize import quantize
 from versatil_core.saved_reference import save
@@ -59,6 +61,8 @@ def run_demo(name: str, backend: BasePT2EBackend, progress: StageProgress) -> De
         float_out = _outputs(float_model, subject, advance)
         int8_out = _outputs(int8_model, subject, advance)
         reference_out = _outputs(reference, subject, advance)
+    with progress.stage("compare op by op with the reference"):
+        exactness = check_exactness(reference, lower(reference, backend), example)
     with progress.stage("measure the latency", total=ROUNDS) as advance:
         latency = _latency(float_model, int8_model, example, advance)
     with progress.stage("write both to disk and audit"):
@@ -74,6 +78,8 @@ def run_demo(name: str, backend: BasePT2EBackend, progress: StageProgress) -> De
         same_answers=_fraction(answers[0] == answers[1]),
         sqnr_float=sqnr_db(int8_out, float_out),
         sqnr_reference=None if sqnr_reference == float("inf") else sqnr_reference,
+        exact_ops=len(exactness.ops) - len(exactness.disagreements),
+        ops=len(exactness.ops),
         float_latency=_summary(latency, "float"),
         int8_latency=_summary(latency, "int8"),
         speedup=latency.ratio("float", "int8"),
@@ -161,6 +167,7 @@ def _sizes(subject: Subject, reference: torch.fx.GraphModule) -> tuple[int, int]
         float_path, int8_path = Path(folder) / "float.pt2", Path(folder) / "int8.pt2"
         with torch.no_grad():
             program = torch.export.export(subject.model, subject.held_out[0])
+        program.example_inputs = None  # data, not part of the model's size
         torch.export.save(program, float_path)
         save(reference, int8_path)
         return float_path.stat().st_size, int8_path.stat().st_size

@@ -18,7 +18,7 @@ __all__ = ["Digits", "DigitsNet", "digits_subject", "load_digits", "train"]
 
 SEED = 0
 BATCH = 64
-EPOCHS = 8
+EPOCHS = 4
 HELD_OUT = 448  # seven batches, a quarter of the images
 
 
@@ -106,7 +106,7 @@ def digits_subject(progress: StageProgress) -> Subject:
         model=net,
         calibration=tuple((batch,) for batch in calibration),
         held_out=tuple((batch,) for batch in held_out),
-        held_out_name=f"{len(digits.test_labels)} held-out images",
+        held_out_name=f"{len(digits.test_labels)} unseen images",
         answers=lambda logits: logits.argmax(dim=1),
         is_right=lambda answers: answers == digits.test_labels,
     )

@@ -97,7 +97,7 @@ def minilm_subject(progress: StageProgress) -> Subject:
         model=embedder,
         calibration=batches(tokenizer, sentences.calibration),
         held_out=held_out,
-        held_out_name=f"{len(chapters)} held-out sentences",
+        held_out_name=f"{len(chapters)} unseen sentences",
         answers=nearest,
         is_right=lambda answers: chapters[answers] == chapters,
     )

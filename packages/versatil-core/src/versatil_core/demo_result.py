@@ -38,6 +38,8 @@ class DemoResult:
         same_answers: Fraction of answers that are the same for both.
         sqnr_float: Of the int8 outputs against the float outputs, in dB.
         sqnr_reference: Of the int8 outputs against the reference's, in dB; None if equal.
+        exact_ops: Operations that give what the reference's do when fed the same inputs.
+        ops: All operations that were compared so.
         float_latency: Of the float model, compiled and frozen.
         int8_latency: Of the int8 model, measured in turns with the other.
         speedup: Median over the rounds of float latency / int8 latency.
@@ -61,6 +63,8 @@ class DemoResult:
     same_answers: float
     sqnr_float: float
     sqnr_reference: float | None
+    exact_ops: int
+    ops: int
     float_latency: Latency
     int8_latency: Latency
     speedup: float
