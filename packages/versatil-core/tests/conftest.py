@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.fx import GraphModule
+
 from versatil_core import BasePT2EBackend, InductorSettings, PinnedSetting
 from versatil_core.module_scope import is_node_inside
 from versatil_passes import LoweringRules
@@ -65,7 +66,7 @@ class LinearBackend(BasePT2EBackend):
             observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(eps=2**-12),
         )
 
-        class LinearQuantizer(Quantizer):  # type: ignore[misc]
+        class LinearQuantizer(Quantizer):
             def annotate(self, model: GraphModule) -> GraphModule:
                 for node in model.graph.nodes:
                     if node.target is torch.ops.aten.linear.default and is_node_inside(

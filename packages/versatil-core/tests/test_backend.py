@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from versatil_core import BasePT2EBackend, backend_options
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.export import Dim
 from torch.utils.data import DataLoader, TensorDataset
+
 from versatil_core import CalibrationError, quantize, reference_info
 
 Backend = Callable[..., Any]
@@ -17,7 +18,7 @@ class TwoInputs(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         return self.linear(x) + self.linear(y)
 
 

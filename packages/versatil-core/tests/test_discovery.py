@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from versatil_core import (
     BackendConflictError,
     BackendLoadError,
@@ -194,9 +195,7 @@ def test_host_backend_takes_the_options_for_this_host(
     assert backend_options(host_backend())["level"] == 7
 
 
-def test_no_host_backend_names_the_broken_one(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_host_backend_names_the_broken_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     site.install("fake-broken", "broken = fake_nowhere:Backend", version="0.9")
 

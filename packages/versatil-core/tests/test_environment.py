@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch._inductor.config as inductor_config
+
 from versatil_core.environment import environment_variables
 
 Backend = Callable[..., Any]
@@ -89,8 +90,7 @@ def test_context_restores_everything_after_an_exception(linear_backend: Backend)
     before = repr(inductor_config.get_config_copy())
 
     with pytest.raises(KeyError), linear_backend().environment_context():
-        assert repr(inductor_config.get_config_copy()) != before
-        raise KeyError
+        raise KeyError(repr(inductor_config.get_config_copy()) == before)
 
     assert repr(inductor_config.get_config_copy()) == before
     assert NAME not in os.environ

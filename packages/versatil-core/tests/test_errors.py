@@ -4,12 +4,17 @@ import inspect
 import re
 
 import pytest
+
 from versatil_core import errors
 
 
 def own_errors() -> list[type[Exception]]:
     classes = [value for _, value in inspect.getmembers(errors, inspect.isclass)]
-    return [value for value in classes if value.__module__ == errors.__name__]
+    return [
+        value
+        for value in classes
+        if value.__module__ == errors.__name__ and issubclass(value, Exception)
+    ]
 
 
 def test_the_docstring_draws_the_tree() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.export import Dim
+
 from versatil_core.export import ModelInputs, export, input_specs, model_inputs
 from versatil_core.reference_info import DynamicSize
 
@@ -14,9 +15,7 @@ class Nested(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(4, 4)
 
-    def forward(
-        self, x: torch.Tensor, more: dict[str, list[torch.Tensor]], scale: int = 2
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, more: dict[str, list[torch.Tensor]], scale: int = 2) -> Any:
         return self.linear(x) * scale + more["y"][0]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from versatil_core import InductorSettings, PinnedSetting
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.export import Dim
 from torch.fx import GraphModule
+
 from versatil_core import (
     CalibrationError,
     ExportError,
@@ -27,6 +28,8 @@ Backend = Callable[..., Any]
 
 
 class Classifier(torch.nn.Module):
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -35,7 +38,7 @@ class Classifier(torch.nn.Module):
         self.head = torch.nn.Linear(8, 3)
         self.register_buffer("calls", torch.zeros(()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         self.calls.add_(1)
         for layer in self.encoder:
             x = torch.relu(layer(x))
@@ -193,7 +196,9 @@ def test_a_path_that_matches_nothing_is_an_error(linear_backend: Backend, module
 
 def test_a_target_without_layers_is_an_error(linear_backend: Backend) -> None:
     with pytest.raises(NothingQuantizedError, match=r"'drop'.*looked for linear") as error:
-        quantize(Classifier(), batches()[0], QuantizationTarget("drop", linear_backend()), batches())
+        quantize(
+            Classifier(), batches()[0], QuantizationTarget("drop", linear_backend()), batches()
+        )
 
     assert error.value.module_path == "drop"
 
@@ -289,7 +294,7 @@ def test_other_devices_are_an_error_before_export(
 
 def test_a_model_that_cannot_be_exported_keeps_torchs_reason(linear_backend: Backend) -> None:
     class Branching(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(ExportError, match="cannot capture Branching") as error:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.export import Dim
+
 from versatil_core import ModelFileError, QuantizationTarget, quantize, reference_info
 from versatil_core.reference_info import ReferenceInfo
 

@@ -1,7 +1,6 @@
 """A saved reference is portable, and a file is replaced whole or not at all."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch.export import Dim
 from torch.fx import GraphModule
+
 from versatil_core import ModelFileError, load, quantize, read_manifest, reference_info, save
 
 Backend = Callable[..., Any]
@@ -131,7 +131,7 @@ def test_a_failure_keeps_the_old_file(
         save(reference, file)
 
     assert file.read_bytes() == before
-    assert os.listdir(file.parent) == [file.name]
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_missing_folder(reference: GraphModule, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_only_references_are_saved(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"versatil_core\.quantize"):
         save(torch.fx.symbolic_trace(torch.nn.ReLU()), tmp_path / "model.pt2")
 
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_has_ordinary_permissions(file: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from versatil_core import QuantizationTarget, TargetError
 from versatil_core.targets import as_targets, check_targets, is_inside
 
@@ -72,7 +73,9 @@ def test_a_path_like_no_other_lists_the_modules(linear_backend: Backend) -> None
         check(linear_backend(), "zzzzzzzz")
 
 
-@pytest.mark.parametrize("paths", [("enc", "enc.1"), ("enc.1", "enc"), ("", "head"), ("enc", "enc")])
+@pytest.mark.parametrize(
+    "paths", [("enc", "enc.1"), ("enc.1", "enc"), ("", "head"), ("enc", "enc")]
+)
 def test_overlaps_name_both(linear_backend: Backend, paths: tuple[str, str]) -> None:
     with pytest.raises(TargetError, match="overlap") as error:
         check(linear_backend(), *paths)

@@ -4,6 +4,7 @@ from importlib.metadata import requires
 
 import pytest
 from packaging.requirements import Requirement
+
 from versatil_core import UnsupportedVersionError, versions
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
+
 from versatil_core import (
     UnsupportedHostError,
     backend_options,
@@ -102,9 +103,7 @@ def test_on_another_machine_only_running_fails(
 def test_training_quantizer() -> None:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
-    )
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     x = torch.randn(2, 3, 8, 8)
     exported = torch.export.export(model.train(), (x,)).module()
 

@@ -1,6 +1,7 @@
 """Features follow from flags, and the flags from the machine."""
 
 import pytest
+
 from versatil_x86 import CPUFeatures, cpu_features
 
 AVX512 = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
@@ -18,9 +19,7 @@ AVX512 = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
         (AVX512 | {"avx512vnni"}, CPUFeatures(avx2=True, avx512=True, avx512_vnni=True)),
         (
             AVX512 | {"avx512_vnni", "avx512_bf16", "amx_int8"},
-            CPUFeatures(
-                avx2=True, avx512=True, avx512_vnni=True, avx512_bf16=True, amx_int8=True
-            ),
+            CPUFeatures(avx2=True, avx512=True, avx512_vnni=True, avx512_bf16=True, amx_int8=True),
         ),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch._dynamo.backends.registry import list_backends
+
 from versatil_core import quantize, save
 from versatil_x86 import X86InductorBackend
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule
 from torch.nn import functional
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
 from versatil_core import QuantizationTarget, load_quantizer_module, quantize
 from versatil_x86 import X86InductorBackend
 
@@ -50,7 +51,7 @@ class Linear(torch.nn.Module):
         self.layer = torch.nn.Linear(8, 8)
         self.body = body
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.body(self.layer, x)
 
 
@@ -65,7 +66,7 @@ BODIES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "called twice, activation module": lambda layer, x: functional.relu(layer(layer(x))),
     "plus a number": lambda layer, x: layer(x) + 1.0,
     "number plus": lambda layer, x: 1.0 + layer(x),
-    "plus itself": lambda layer, x: (lambda y: y + y)(layer(x)),
+    "plus itself": lambda layer, x: sum([layer(x)] * 2),
     "plus input": lambda layer, x: layer(x) + x,
     "input plus": lambda layer, x: torch.relu(x + layer(x)),
     "in place": lambda layer, x: layer(x).add_(x).relu_(),
@@ -81,7 +82,7 @@ BODIES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 def test_every_call_of_a_layer_is_quantized(
     kind: type[Linear], body: str, *, is_dynamic: bool, strict: bool
 ) -> None:
-    """torchao's own quantizer fails on several of these."""
+    """The quantizer of torchao fails on several of these."""
     model = kind(BODIES[body])
     x = torch.randn(2, 8, 6, 6) if kind is Conv else torch.randn(2, 8)
 
@@ -100,7 +101,7 @@ def test_functional_and_one_dimensional_convolutions() -> None:
             self.weight = torch.nn.Parameter(torch.randn(4, 4, 3))
             self.conv = torch.nn.Conv1d(4, 4, 3, padding="same")
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return self.conv(functional.conv1d(x, self.weight))
 
     reference = reference_of(Functional(), torch.randn(2, 4, 9))
@@ -114,7 +115,7 @@ def test_weights_that_are_computed_are_left_alone() -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 4)
 
-        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> Any:
             return functional.linear(self.layer(x), w)
 
     reference = reference_of(Computed(), torch.randn(2, 4), torch.randn(4, 4))
@@ -140,7 +141,7 @@ def test_dynamic_quantization_touches_layers_only() -> None:
             super().__init__()
             self.conv = torch.nn.Conv2d(3, 4, 3, padding=1)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             y = self.conv(x)
             return functional.max_pool2d(y * y + y, 2)
 
@@ -165,7 +166,7 @@ class Residual(torch.nn.Module):
         self.head = torch.nn.Linear(8, 4)
         self.relu1, self.relu2, self.relu3, self.relu4 = (torch.nn.ReLU() for _ in range(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.pool(self.relu1(self.norm(self.stem(x))))
         y = self.second(self.relu2(self.first(x)))
         x = self.relu3(y + self.shortcut(x))
@@ -185,7 +186,7 @@ class Dense(torch.nn.Module):
         self.relu, self.clip, self.silu = torch.nn.ReLU(), torch.nn.Hardtanh(), torch.nn.SiLU()
         self.pool = torch.nn.AvgPool2d(2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = torch.cat([self.relu(self.a(x)), self.clip(self.b(x))], 1)
         y = self.pool(self.silu(self.c(y)))
         return self.head(torch.flatten(y, 1))
@@ -200,7 +201,7 @@ class Block(torch.nn.Module):
         self.q, self.k, self.v, self.out = (torch.nn.Linear(8, 8) for _ in range(4))
         self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.norm(x)
         q, k, v = (p(y).view(2, 5, 2, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
         attention = functional.scaled_dot_product_attention(q, k, v)
@@ -212,7 +213,7 @@ class Block(torch.nn.Module):
     ("kind", "shape"), [(Residual, (1, 3, 8, 8)), (Dense, (1, 3, 8, 8)), (Block, (2, 5, 8))]
 )
 def test_same_graph_as_torchao(kind: type[torch.nn.Module], shape: tuple[int, ...]) -> None:
-    """torchao knows strict export and activations that are modules; so does this comparison."""
+    """For torchao: strict export, and activations that are modules; it misses others."""
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(shape)
     torchao = load_quantizer_module("x86_inductor_quantizer")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn import functional
+
 from versatil_x86 import CPUFeatures
 from versatil_x86.rules import x86_lowering_rules
 

@@ -3,6 +3,7 @@
 import os
 
 import torch._inductor.config as inductor_config
+
 from versatil_x86 import X86InductorBackend
 from versatil_x86.settings import X86_SETTINGS
 

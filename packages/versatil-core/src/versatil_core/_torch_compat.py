@@ -32,7 +32,8 @@ def unflatten_for_call(
     """Put leaves into the structure with which an exported module is called."""
     # _in_spec is what the generated forward() itself flattens its inputs with.
     call: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
-        list(leaves), module._in_spec  # type: ignore[arg-type]
+        list(leaves),
+        module._in_spec,  # noqa: SLF001 -- torch has no public name for it
     )
     return call
 
@@ -60,7 +61,7 @@ def symbol_range(size: torch.SymInt) -> tuple[int, int | None]:
     """Return the smallest and the largest value of a symbolic size; None is unbounded."""
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
     # torch assumes sizes of 2 or more while it traces, and exported modules also run with 1.
-    lower = 1 if bounds.lower <= 2 else int(bounds.lower)  # noqa: PLR2004 -- torch's assumption
+    lower = 1 if bounds.lower <= 2 else int(bounds.lower)
     upper = int(bounds.upper) if bounds.upper.is_Integer else None
     # torch writes "no limit" as its largest integer.
     return lower, None if upper is None or upper >= 2**62 else upper
@@ -151,10 +152,11 @@ def copy_graph_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     ``copy.deepcopy`` would do, if torch did not warn about its own classes while it copies the
     description of the inputs (from 2.12 on).
     """
-    graph = torch.fx.Graph(tracer_cls=module.graph._tracer_cls)
+    graph = torch.fx.Graph()
     copied: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
     graph.output(copied[0]).meta = dict(copied[1].meta)
-    graph.set_codegen(module.graph._codegen)
+    # It holds how inputs are flattened, and is only read.
+    graph.set_codegen(module.graph._codegen)  # noqa: SLF001 -- has a setter, but no getter
     result = torch.fx.GraphModule(module, graph)
     result.meta = dict(module.meta)
     return result

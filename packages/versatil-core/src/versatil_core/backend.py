@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from versatil_passes.lowering_rules import LoweringRules
-
 from versatil_core.environment import environment_variables, set_environment_variables
 from versatil_core.inductor_settings import InductorSettings
+from versatil_passes.lowering_rules import LoweringRules
 
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer

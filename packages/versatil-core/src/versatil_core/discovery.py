@@ -35,13 +35,14 @@ class BackendEntry:
         distribution: The distribution that registers it.
         version: That distribution's version.
         object_reference: Where the class is, as ``"module:Class"``.
+        entry_point: What Python knows about the registration.
     """
 
     name: str
     distribution: str
     version: str
     object_reference: str
-    _entry_point: EntryPoint = field(repr=False, compare=False)
+    entry_point: EntryPoint = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -171,19 +172,17 @@ def _entry(entry_point: EntryPoint) -> BackendEntry:
         distribution="unknown" if distribution is None else distribution.name,
         version="unknown" if distribution is None else distribution.version,
         object_reference=entry_point.value,
-        _entry_point=entry_point,
+        entry_point=entry_point,
     )
 
 
 def _load(entry: BackendEntry) -> type[BasePT2EBackend]:
     _check_siblings(entry)
     try:
-        loaded = entry._entry_point.load()
+        loaded = entry.entry_point.load()
     # Whatever a foreign package raises while it is imported must name that package.
     except Exception as error:
-        raise _load_error(
-            entry, f"cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise _load_error(entry, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, BasePT2EBackend)):
         raise _load_error(entry, f"registers {loaded!r}, which is no BasePT2EBackend class")
     if loaded.name != entry.name:
@@ -193,7 +192,7 @@ def _load(entry: BackendEntry) -> type[BasePT2EBackend]:
 
 def _check_siblings(entry: BackendEntry) -> None:
     """Refuse a package that asks for another versatil-core: pip may have been overruled."""
-    for requirement in _sibling_requirements(entry._entry_point.dist):
+    for requirement in _sibling_requirements(entry.entry_point.dist):
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
@@ -239,7 +238,7 @@ def _not_found(name: str, entries: Iterable[BackendEntry]) -> BackendNotFoundErr
 
 
 def _install_hint(name: str | None) -> str:
-    if name in KNOWN_PACKAGES:
+    if name is not None and name in KNOWN_PACKAGES:
         return f" Run: pip install {KNOWN_PACKAGES[name]}"
     known = ", ".join(f"{backend} (pip install {pip})" for backend, pip in KNOWN_PACKAGES.items())
     return f" Known backends: {known}"

@@ -113,7 +113,7 @@ def check_devices(
     Raises:
         UnsupportedDeviceError: A tensor is on another device.
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
+    named: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
     named += [(f"example input {i}", leaf) for i, leaf in enumerate(inputs.leaves)]
     for name, tensor in named:
         if isinstance(tensor, torch.Tensor) and tensor.device.type not in supported_device_types:
@@ -135,9 +135,7 @@ def input_specs(module: torch.fx.GraphModule) -> tuple[InputSpec, ...]:
     Returns:
         One entry per placeholder, in order.
     """
-    return tuple(
-        _input_spec(node) for node in module.graph.nodes if node.op == "placeholder"
-    )
+    return tuple(_input_spec(node) for node in module.graph.nodes if node.op == "placeholder")
 
 
 def _input_spec(node: torch.fx.Node) -> InputSpec:
@@ -203,7 +201,9 @@ def _widened_value(value: Any, spec: Any) -> Any:
             {name: _widened_value(item, spec.get(name)) for name, item in value.items()}
         )
     if isinstance(value, (list, tuple)) and isinstance(spec, (list, tuple)):
-        return type(value)(_widened_value(item, sub) for item, sub in zip(value, spec, strict=False))
+        return type(value)(
+            _widened_value(item, sub) for item, sub in zip(value, spec, strict=False)
+        )
     return value
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from versatil_core import _torch_compat
+from versatil_core.__about__ import __version__
 from versatil_core.backend import backend_options
 from versatil_core.calibration import calibrate, first_batch_checked, positional_names
 from versatil_core.errors import CalibrationError, NothingQuantizedError
@@ -168,9 +169,9 @@ def drop_unused_state(module: GraphModule) -> None:
         module: A reference; the float originals of its int8 weights go.
     """
     used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    state = [*module.named_parameters(remove_duplicate=False)]
-    state += [*module.named_buffers(remove_duplicate=False)]  # type: ignore[arg-type]
-    for name, _ in state:
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    for name, _ in [*parameters, *buffers]:
         owner, _, attribute = name.rpartition(".")
         if name not in used and not _is_called(module, owner):
             delattr(module.get_submodule(owner), attribute)
@@ -259,7 +260,10 @@ def _info(
         ),
         inputs=input_specs(reference),
         calibration_batches=calibration_batches,
-        versions={name: installed_version(name) for name in (*SUPPORTED_VERSIONS, "versatil-core")},
+        versions={
+            **{name: installed_version(name) for name in SUPPORTED_VERSIONS},
+            "versatil-core": __version__,
+        },
     )
 
 

@@ -124,7 +124,7 @@ def attach_reference_info(reference: torch.fx.GraphModule, info: ReferenceInfo) 
 def _input_spec(values: Mapping[str, Any]) -> InputSpec:
     shape = values["shape"]
     if shape is not None:
-        shape = tuple(DynamicSize(**size) if isinstance(size, Mapping) else int(size) for size in shape)
-    return InputSpec(
-        name=values["name"], shape=shape, dtype=values["dtype"], value=values["value"]
-    )
+        shape = tuple(
+            DynamicSize(**size) if isinstance(size, Mapping) else int(size) for size in shape
+        )
+    return InputSpec(name=values["name"], shape=shape, dtype=values["dtype"], value=values["value"])

@@ -97,7 +97,7 @@ def load(path: str | os.PathLike[str]) -> GraphModule:
     manifest = read_manifest(path)
     _torch_compat.register_quantized_ops()
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             module = torch.export.load(file).module()
     # torch.export.load has no error of its own for damaged files.
     except Exception as error:
@@ -191,11 +191,11 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that takes the place of ``path`` if the block ends well."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(temporary, "xb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be written: {error}. What was there before is unchanged",

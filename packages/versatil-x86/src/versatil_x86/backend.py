@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
-
 from versatil_x86.cpu_features import CPUFeatures
 from versatil_x86.rules import x86_lowering_rules
 from versatil_x86.settings import X86_SETTINGS
@@ -39,9 +38,7 @@ class X86InductorBackend(BasePT2EBackend):
         self.reduce_range = reduce_range
 
     @classmethod
-    def for_host(
-        cls, *, is_dynamic: bool = False, features: CPUFeatures | None = None
-    ) -> Self:
+    def for_host(cls, *, is_dynamic: bool = False, features: CPUFeatures | None = None) -> Self:
         """Return the backend with the options that are right on this CPU.
 
         Args:

@@ -21,7 +21,6 @@ def versatil_x86(
         The compiled function.
     """
     from versatil_core.compile import dynamo_backend
-
     from versatil_x86.backend import X86InductorBackend
 
     # Static or dynamic is decided by the graph; the options only matter for quantizing.

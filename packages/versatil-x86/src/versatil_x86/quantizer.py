@@ -18,6 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
     Quantizer,
     SharedQuantizationSpec,
 )
+
 from versatil_core.module_scope import is_node_inside
 from versatil_core.torchao_guard import load_quantizer_module
 
@@ -50,11 +51,12 @@ _INT8_THROUGH = frozenset(
         aten.avg_pool2d.default,
         aten.adaptive_avg_pool2d.default,
         aten.flatten.using_ints,
+        aten.cat.default,
     }
 )
 
 
-class X86Quantizer(Quantizer):  # type: ignore[misc]  # torchao has no types
+class X86Quantizer(Quantizer):
     """Annotates linear, conv1d and conv2d layers, and what int8 passes through unchanged.
 
     Args:
@@ -135,17 +137,14 @@ class X86Quantizer(Quantizer):  # type: ignore[misc]  # torchao has no types
 
     def _annotate_int8_through(self, graph: Graph, int8_outputs: set[Node]) -> None:
         for node in self._candidates(graph):
-            if node.target in _INT8_THROUGH:
-                inputs = [node.args[0]]
-            elif node.target is aten.cat.default:
-                inputs = list(dict.fromkeys(node.args[0]))
-            else:
+            if node.target not in _INT8_THROUGH or not int8_outputs.issuperset(
+                node.all_input_nodes
+            ):
                 continue
-            if any(source not in int8_outputs for source in inputs):
-                continue
+            # As in torchao: a quantized flatten is only worth it for a layer that reads it.
             if node.target is aten.flatten.using_ints and not any(map(is_layer, node.users)):
-                continue  # it would only quantize an output of the model
-            first, *others = inputs
+                continue
+            first, *others = node.all_input_nodes
             shared = SharedQuantizationSpec((first, node))
             specs = {first: self.config.input_activation} | dict.fromkeys(others, shared)
             _annotate(node, specs, output_qspec=shared)
@@ -185,7 +184,7 @@ def _adds_equal_shapes(node: Node) -> bool:
     values = [arg.meta.get("val") for arg in node.args if isinstance(arg, Node)]
     first, *others = values or [None]
     return (
-        len(values) == 2  # noqa: PLR2004 -- two summands
+        len(values) == 2
         and node.args[0] is not node.args[1]
         and isinstance(first, torch.Tensor)
         and all(isinstance(o, torch.Tensor) and list(o.shape) == list(first.shape) for o in others)

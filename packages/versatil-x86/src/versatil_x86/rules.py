@@ -1,8 +1,8 @@
 """What oneDNN's int8 kernels on x86 can do."""
 
 import torch
-from versatil_passes.lowering_rules import LoweringRules
 
+from versatil_passes.lowering_rules import LoweringRules
 from versatil_x86.cpu_features import CPUFeatures
 
 MACHINE_TYPES = ("x86_64", "amd64")
