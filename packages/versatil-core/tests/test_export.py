@@ -61,8 +61,9 @@ BATCH = Dim("batch", max=32)
         ({0: BATCH}, {"y": [{0: BATCH}]}, None),
         ({0: Dim.AUTO, 1: None}, {"y": [(Dim.AUTO, None)]}, None),
         {"x": {0: BATCH}, "more": {"y": [{0: BATCH}]}, "scale": None},
+        ({0: Dim.AUTO, 1: Dim.STATIC}, {"y": [{0: Dim.AUTO, 1: Dim.STATIC}]}, None),
     ],
-    ids=["named", "auto", "by name"],
+    ids=["named", "auto", "by name", "static"],
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_example_of_batch_size_1_stays_dynamic(dynamic_shapes: Any, *, strict: bool) -> None:
@@ -81,3 +82,12 @@ def test_an_example_of_batch_size_1_stays_dynamic(dynamic_shapes: Any, *, strict
     for size in (1, 7):
         out = exported(torch.randn(size, 4), {"y": [torch.randn(size, 1)]}, 5)
         assert out.shape == (size, 4)
+
+
+def test_an_example_of_size_1_by_name_stays_dynamic() -> None:
+    inputs = {"x": torch.randn(1, 4), "more": {"y": [torch.randn(1, 1)]}}
+    shapes = ({0: BATCH}, {"y": [{0: BATCH}]})
+
+    exported = export(Nested(), inputs, dynamic_shapes=shapes)
+
+    assert exported(x=torch.randn(5, 4), more={"y": [torch.randn(5, 1)]}).shape == (5, 4)

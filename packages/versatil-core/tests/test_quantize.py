@@ -15,6 +15,7 @@ from versatil_core import (
     NothingQuantizedError,
     QuantizationTarget,
     TargetError,
+    TrainingUnsupportedError,
     UnsupportedDeviceError,
     calibrate,
     convert,
@@ -313,7 +314,7 @@ def test_a_model_that_cannot_be_copied_is_an_error(linear_backend: Backend) -> N
 
 
 def test_training_is_refused(linear_backend: Backend) -> None:
-    with pytest.raises(NotImplementedError, match="is_qat=False"):
+    with pytest.raises(TrainingUnsupportedError, match="is_qat=False"):
         quantize(Classifier(), batches()[0], linear_backend(is_qat=True), batches())
 
 

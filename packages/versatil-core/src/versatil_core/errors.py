@@ -11,6 +11,7 @@
     ├── UnsupportedHostError     (RuntimeError)  this machine does not have the backend's kernels
     ├── TargetError              (ValueError)    a module path matches nothing, or two overlap
     ├── CalibrationError         (ValueError)    calibration is missing, empty or does not fit
+    ├── TrainingUnsupportedError (NotImplementedError)  is_qat where only inference works
     ├── ExportError              (RuntimeError)  torch.export could not capture the model
     ├── NothingQuantizedError    (RuntimeError)  no operator was there to quantize
     ├── ModelFileError           (ValueError)    a file is not a saved reference
@@ -34,6 +35,7 @@ __all__ = [
     "ModelFileError",
     "NothingQuantizedError",
     "TargetError",
+    "TrainingUnsupportedError",
     "UnsupportedDeviceError",
     "UnsupportedHostError",
     "UnsupportedVersionError",
@@ -171,6 +173,10 @@ class CalibrationError(VersatilError, ValueError):
         super().__init__(message)
         self.batch_index = batch_index
         self.input_name = input_name
+
+
+class TrainingUnsupportedError(VersatilError, NotImplementedError):
+    """A backend for quantization-aware training was given to a function that does not train."""
 
 
 class ExportError(VersatilError, RuntimeError):

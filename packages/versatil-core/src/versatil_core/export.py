@@ -175,17 +175,17 @@ def _widened(model: torch.nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -
     """Repeat example dimensions of size 1 to 2 where they are meant to be dynamic."""
     if not dynamic_shapes:
         return inputs
-    by_name = isinstance(dynamic_shapes, Mapping)
-    names = [*inspect.signature(model.forward).parameters] if by_name else []
-    args = tuple(
-        _widened_value(value, _spec_at(dynamic_shapes, names[i] if i < len(names) else i))
-        for i, value in enumerate(inputs.args)
-    )
-    kwargs = {
-        name: _widened_value(value, _spec_at(dynamic_shapes, name))
-        for name, value in inputs.kwargs.items()
-    }
-    return ModelInputs(args, kwargs)
+    names = [*inspect.signature(model.forward).parameters][: len(inputs.args)]
+    if isinstance(dynamic_shapes, Mapping):
+        specs = dict(dynamic_shapes)
+    else:
+        # As torch reads them: first the positional inputs, then those by name.
+        specs = dict(zip([*names, *inputs.kwargs], dynamic_shapes, strict=False))
+    args = [*inputs.args]
+    for i, name in enumerate(names):
+        args[i] = _widened_value(args[i], specs.get(name))
+    kwargs = {name: _widened_value(value, specs.get(name)) for name, value in inputs.kwargs.items()}
+    return ModelInputs(tuple(args), kwargs)
 
 
 def _widened_value(value: Any, spec: Any) -> Any:
@@ -193,14 +193,13 @@ def _widened_value(value: Any, spec: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         for dim in _dynamic_dims(spec):
-            if value.shape[dim] == 1:
+            # A dimension that is not there is for torch to complain about.
+            if dim < value.dim() and value.shape[dim] == 1:
                 value = torch.cat([value, value], dim)
         return value
-    if isinstance(value, Mapping) and isinstance(spec, Mapping):
-        return type(value)(  # type: ignore[call-arg]
-            {name: _widened_value(item, spec.get(name)) for name, item in value.items()}
-        )
-    if isinstance(value, (list, tuple)) and isinstance(spec, (list, tuple)):
+    if type(value) is dict and isinstance(spec, Mapping):
+        return {name: _widened_value(item, spec.get(name)) for name, item in value.items()}
+    if type(value) in {list, tuple} and isinstance(spec, (list, tuple)):
         return type(value)(
             _widened_value(item, sub) for item, sub in zip(value, spec, strict=False)
         )
@@ -209,13 +208,8 @@ def _widened_value(value: Any, spec: Any) -> Any:
 
 def _dynamic_dims(spec: Any) -> Iterable[int]:
     dims = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
-    # None and plain integers are the two ways to write that a size is fixed.
-    return [dim for dim, size in dims if size is not None and not isinstance(size, int)]
+    return [dim for dim, size in dims if not _is_fixed(size)]
 
 
-def _spec_at(specs: Any, key: int | str) -> Any:
-    if isinstance(specs, Mapping):
-        return specs.get(key)
-    if isinstance(key, int) and isinstance(specs, (list, tuple)) and key < len(specs):
-        return specs[key]
-    return None
+def _is_fixed(size: Any) -> bool:
+    return size is None or isinstance(size, int) or size == torch.export.Dim.STATIC

@@ -11,7 +11,7 @@ from versatil_core import _torch_compat
 from versatil_core.__about__ import __version__
 from versatil_core.backend import backend_options
 from versatil_core.calibration import calibrate, first_batch_checked, positional_names
-from versatil_core.errors import CalibrationError, NothingQuantizedError
+from versatil_core.errors import CalibrationError, NothingQuantizedError, TrainingUnsupportedError
 from versatil_core.export import check_devices, export, input_specs, model_inputs
 from versatil_core.module_scope import is_node_inside
 from versatil_core.reference_info import ReferenceInfo, TargetInfo, attach_reference_info
@@ -58,7 +58,7 @@ def quantize(
         UnsupportedDeviceError: A tensor is not on the CPU.
         ExportError: torch cannot capture the model.
         NothingQuantizedError: A target holds no operator that its backend quantizes.
-        NotImplementedError: A backend has ``is_qat``.
+        TrainingUnsupportedError: A backend has ``is_qat``.
 
     Example:
         >>> from versatil_core import host_backend
@@ -197,7 +197,7 @@ def _is_called(module: GraphModule, path: str) -> bool:
 def _refuse_training(targets: Sequence[QuantizationTarget]) -> None:
     for target in targets:
         if target.backend.is_qat:
-            raise NotImplementedError(
+            raise TrainingUnsupportedError(
                 f"quantize() does not train yet, but the backend is {target.backend!r}: use "
                 f"is_qat=False, or take backend.create_quantizer() to torchao's prepare_qat_pt2e"
             )
