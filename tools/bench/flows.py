@@ -1,0 +1,82 @@
+"""The flows that the benchmark compares, each as its users would write it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bench.bench_models import BenchModel
+from versatil_core import compile as compile_int8
+from versatil_core import host_backend, quantize
+from versatil_core.demo import compile_float
+
+Model = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A compiled model, and what it took to get there.
+
+    Attributes:
+        compiled: Call it under ``torch.no_grad()``.
+        reference: The quantized graph that defines its result; the float model for float.
+        quantize_seconds: Export, calibration and conversion.
+        compile_seconds: Until the first call has returned.
+    """
+
+    compiled: Model
+    reference: Model
+    quantize_seconds: float
+    compile_seconds: float
+
+
+def float_frozen(bench: BenchModel) -> Prepared:
+    """``torch.compile`` with freezing, no quantization."""
+    start = time.perf_counter()
+    compiled = compile_float(bench.model, host_backend(), bench.example)
+    return Prepared(compiled, bench.model, 0.0, time.perf_counter() - start)
+
+
+def versatil(bench: BenchModel) -> Prepared:
+    """Ours."""
+    backend = host_backend()
+    start = time.perf_counter()
+    reference = quantize(bench.model, bench.example, backend, bench.calibration)
+    quantized = time.perf_counter()
+    compiled = compile_int8(reference, backend)
+    compiled(*bench.example)
+    return Prepared(compiled, reference, quantized - start, time.perf_counter() - quantized)
+
+
+def torchao(bench: BenchModel) -> Prepared:
+    """Plain torchao: its x86 quantizer, and its patterns through a frozen ``torch.compile``.
+
+    Importing torchao's quantizer registers the patterns for the whole process, and freezing is
+    set for the whole process, as torchao's tutorial does it.
+    """
+    import torch._inductor.config as inductor_config
+    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    inductor_config.freezing = True
+    # As ours on this CPU, so that both quantize alike and only the kernels are compared.
+    reduce_range = getattr(host_backend(), "reduce_range", False)
+    config = x86.get_default_x86_inductor_quantization_config(reduce_range=reduce_range)
+    start = time.perf_counter()
+    exported = torch.export.export(bench.model, bench.example).module()
+    prepared = prepare_pt2e(exported, x86.X86InductorQuantizer().set_global(config))
+    for batch in bench.calibration:
+        prepared(*batch)
+    reference = convert_pt2e(prepared)
+    quantized = time.perf_counter()
+    compiled = torch.compile(reference)
+    compiled(*bench.example)
+    return Prepared(compiled, reference, quantized - start, time.perf_counter() - quantized)
+
+
+FLOWS: dict[str, Callable[[BenchModel], Prepared]] = {
+    "float": float_frozen,
+    "torchao": torchao,
+    "versatil": versatil,
+}
