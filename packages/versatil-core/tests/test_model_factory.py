@@ -27,12 +27,18 @@ def with_calibration():
 def broken(): raise RuntimeError("no weights here\\nsecond line")
 def returns_text(): return "model"
 def returns_too_much(): return torch.nn.Linear(4, 2), torch.ones(1), [], 4
-def wrong_example(): return torch.nn.Linear(4, 2), {"x": torch.ones(1)}
+def by_name(): return torch.nn.Linear(4, 2), {"input": torch.ones(3, 4)}
+def wrong_example(): return torch.nn.Linear(4, 2), "text"
+def wrong_element(): return torch.nn.Linear(4, 2), {"x": 3}
 def wrong_calibration(): return torch.nn.Linear(4, 2), torch.ones(1, 4), torch.ones(9, 4)
 ready = torch.nn.Linear(4, 2)
 number = 3
 """
 unique = itertools.count()
+
+
+def tensors(batch: tuple[torch.Tensor, ...] | dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return list(batch.values()) if isinstance(batch, dict) else list(batch)
 
 
 @pytest.fixture
@@ -55,13 +61,22 @@ def test_model_alone(module: str, factory: str) -> None:
 def test_example_inputs_may_be_one_tensor(module: str) -> None:
     source = load_model_source(f"{module}:with_example")
     assert source.example_inputs is not None
-    assert [tensor.shape for tensor in source.example_inputs] == [(3, 4)]
+    assert [tensor.shape for tensor in tensors(source.example_inputs)] == [(3, 4)]
+
+
+def test_example_inputs_may_have_names(module: str) -> None:
+    example = load_model_source(f"{module}:by_name").example_inputs
+    assert isinstance(example, dict)
+    assert example["input"].shape == (3, 4)
 
 
 def test_calibration_comes_as_tuples(module: str) -> None:
     source = load_model_source(f"{module}:with_calibration")
     assert source.calibration is not None
-    assert [[t.sum().item() for t in batch] for batch in source.calibration] == [[12.0], [0.0]]
+    assert [[t.sum().item() for t in tensors(batch)] for batch in source.calibration] == [
+        [12.0],
+        [0.0],
+    ]
 
 
 def test_the_search_path_is_as_before(module: str) -> None:
@@ -76,7 +91,8 @@ def test_the_search_path_is_as_before(module: str) -> None:
         ("broken", r"factory failed \(RuntimeError: no weights here\)$"),
         ("returns_text", r"returned \(str\)"),
         ("returns_too_much", r"returned \(Linear, Tensor, list, int\)"),
-        ("wrong_example", "example_inputs: expected a tuple of tensors, got a dict"),
+        ("wrong_example", "example_inputs: expected a tuple of tensors, got a str"),
+        ("wrong_element", "example_inputs: expected tensors, got a int among them"),
         ("wrong_calibration", "calibration is a Tensor, and must be a list"),
         ("number", "number is a int"),
         ("modle", r"has no 'modle'; it has model"),
@@ -132,9 +148,9 @@ def test_npz_is_cut_into_batches_of_the_examples_size(tmp_path: Path) -> None:
     path = tmp_path / "batches.npz"
     np.savez(path, ids=np.arange(14).reshape(7, 2), mask=np.ones((7, 1), np.float32))
     batches = load_calibration(path, (torch.zeros(3, 2), torch.zeros(3, 1)))
-    assert [[tuple(t.shape) for t in batch] for batch in batches] == [[(3, 2), (3, 1)]] * 2
-    assert batches[1][0].tolist() == [[6, 7], [8, 9], [10, 11]]
-    assert batches[0][1].dtype is torch.float32
+    assert [[tuple(t.shape) for t in tensors(batch)] for batch in batches] == [[(3, 2), (3, 1)]] * 2
+    assert tensors(batches[1])[0].tolist() == [[6, 7], [8, 9], [10, 11]]
+    assert tensors(batches[0])[1].dtype is torch.float32
 
 
 @pytest.mark.parametrize(
@@ -153,6 +169,20 @@ def test_npz_faults(tmp_path: Path, arrays: dict[str, np.ndarray], message: str)
     np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(ModelSourceError, match=message):
         load_calibration(path, (torch.zeros(3, 2), torch.zeros(3, 2)))
+
+
+def test_npz_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "batches.npz"
+    np.savez(path, mask=np.ones((4, 1)), ids=np.arange(4))
+    example = {"ids": torch.zeros(2), "mask": torch.zeros(2, 1)}
+    batches = load_calibration(path, example)
+    assert [sorted(batch) for batch in batches if isinstance(batch, dict)] == [["ids", "mask"]] * 2
+    assert [batch["ids"].tolist() for batch in batches if isinstance(batch, dict)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    with pytest.raises(ModelSourceError, match="arrays mask, ids, and the model's inputs are ids"):
+        load_calibration(path, {"ids": torch.zeros(2)})
 
 
 def test_npz_needs_example_inputs(tmp_path: Path) -> None:
@@ -175,7 +205,7 @@ def test_pt_holds_a_list_of_batches(tmp_path: Path) -> None:
         (torch.ones(8, 4), "calibration is a Tensor"),
         ({"x": torch.ones(1)}, "calibration is a dict"),
         (3, "calibration is a int"),
-        ([(torch.ones(1),), ("text",)], "calibration batch 1: expected a tuple of tensors"),
+        ([(torch.ones(1),), ("text",)], "calibration batch 1: expected tensors, got a str"),
     ],
 )
 def test_pt_faults(tmp_path: Path, value: object, message: str) -> None:

@@ -8,7 +8,7 @@ import difflib
 import importlib
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from versatil_passes.errors import VersatilError
 
 __all__ = ["ModelSource", "ModelSourceError", "load_calibration", "load_model_source"]
 
-Batch = tuple[torch.Tensor, ...]
+Batch = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 
 
 class ModelSourceError(VersatilError, ValueError):
@@ -42,7 +42,7 @@ class ModelSource:
 
     Attributes:
         model: Ready to export.
-        example_inputs: One batch, or None if the factory returned only a model.
+        example_inputs: One batch, a tuple or by name; None if only a model was returned.
         calibration: Batches the factory returned, or None.
         dynamic_shapes: For an exported program with dynamic sizes: for each input the
             dimensions that stay dynamic. None if every size is fixed.
@@ -88,14 +88,15 @@ def load_calibration(path: Path, example_inputs: Batch | None) -> tuple[Batch, .
 
     Args:
         path: A ``.pt`` file holds a list with one tuple of tensors for each batch (or
-            one tensor, for a model with one input). A ``.npz`` file holds one array for
-            each model input, in order, with the samples along the first axis; it is cut
-            into batches of the example's size, and samples that don't fill one are left
-            out.
+            one tensor, for a model with one input; or one dictionary, for inputs by name).
+            A ``.npz`` file holds one array for each model input, in order, with the samples
+            along the first axis; it is cut into batches of the example's size, and samples
+            that don't fill one are left out. If the example inputs are a dictionary, the
+            arrays have its names.
         example_inputs: One batch; a ``.npz`` can't be cut without it.
 
     Returns:
-        The batches, each a tuple with one tensor per input.
+        The batches, in the form of the example inputs.
 
     Raises:
         ModelSourceError: The file isn't there, isn't of that kind, or doesn't fit the
@@ -201,26 +202,45 @@ def _call_factory(source: str, factory: Callable[[], object]) -> ModelSource:
 
 
 def _load_npz(path: Path, example_inputs: Batch | None) -> tuple[Batch, ...]:
-    import numpy as np
-
     if not example_inputs:
         raise ModelSourceError(
             str(path),
             "a .npz is cut into batches of the example's size, and there are no example "
             "inputs; let the factory return (model, example_inputs)",
         )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = [torch.from_numpy(file[name]) for name in file.files]
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ModelSourceError(str(path), f"not a .npz file ({_first_line(error)})") from error
+    arrays = _read_npz(path)
+    if isinstance(example_inputs, dict) and set(arrays) != set(example_inputs):
+        raise ModelSourceError(
+            str(path),
+            f"holds the arrays {', '.join(arrays)}, and the model's inputs are "
+            f"{', '.join(example_inputs)}",
+        )
     if len(arrays) != len(example_inputs):
         raise ModelSourceError(
             str(path),
             f"holds {len(arrays)} arrays, and the model has {len(example_inputs)} inputs",
         )
-    samples = sorted({array.shape[0] if array.ndim else 0 for array in arrays})
-    batch_size = example_inputs[0].shape[0] if example_inputs[0].ndim else 0
+    batch_size = _first_size(next(iter(_tensors(example_inputs))))
+    batches = zip(*_cut(path, list(arrays.values()), batch_size), strict=True)
+    if isinstance(example_inputs, dict):
+        return tuple(dict(zip(arrays, batch, strict=True)) for batch in batches)
+    return tuple(batches)
+
+
+def _read_npz(path: Path) -> dict[str, torch.Tensor]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ModelSourceError(str(path), f"not a .npz file ({_first_line(error)})") from error
+
+
+def _cut(
+    path: Path, arrays: Sequence[torch.Tensor], batch_size: int
+) -> list[tuple[torch.Tensor, ...]]:
+    samples = sorted({_first_size(array) for array in arrays})
     if len(samples) > 1 or batch_size < 1 or samples[0] < batch_size:
         raise ModelSourceError(
             str(path),
@@ -228,8 +248,11 @@ def _load_npz(path: Path, example_inputs: Batch | None) -> tuple[Batch, ...]:
             f"needs {batch_size}; each array needs the same number, at least one batch",
         )
     whole = samples[0] // batch_size * batch_size
-    cut = [torch.split(array[:whole], batch_size) for array in arrays]
-    return tuple(zip(*cut, strict=True))
+    return [torch.split(array[:whole], batch_size) for array in arrays]
+
+
+def _first_size(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.ndim else 0
 
 
 def _load_pt(path: Path) -> tuple[Batch, ...]:
@@ -257,14 +280,26 @@ def _as_batches(source: str, value: Any) -> tuple[Batch, ...]:
 
 
 def _as_batch(source: str, what: str, value: object) -> Batch:
-    batch = (value,) if isinstance(value, torch.Tensor) else value
-    if not isinstance(batch, tuple | list) or not all(
-        isinstance(tensor, torch.Tensor) for tensor in batch
-    ):
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, tuple | list):
+        batch: Batch = tuple(value)
+    elif isinstance(value, Mapping):  # such as a tokenizer's output
+        batch = {str(name): tensor for name, tensor in value.items()}
+    else:
         raise ModelSourceError(
             source, f"{what}: expected a tuple of tensors, got a {type(value).__name__}"
         )
-    return tuple(batch)
+    for tensor in _tensors(batch):
+        if not isinstance(tensor, torch.Tensor):
+            raise ModelSourceError(
+                source, f"{what}: expected tensors, got a {type(tensor).__name__} among them"
+            )
+    return batch
+
+
+def _tensors(batch: Batch) -> Iterable[torch.Tensor]:
+    return batch.values() if isinstance(batch, dict) else batch
 
 
 @contextmanager
