@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from versatil_passes.graph_queries import args_of, constant_of
+from versatil_passes.graph_queries import args_of, arguments_of, constant_of
 
 aten = torch.ops.aten
 
@@ -54,11 +54,11 @@ _SIMPLE_POST_OPS = {
     aten.silu_.default: "silu",
 }
 _RELU6 = {aten.relu6.default, aten.relu6_.default}
-_BOUNDED: dict[Any, tuple[float | None, float | None]] = {
-    aten.hardtanh.default: (-1.0, 1.0),
-    aten.hardtanh_.default: (-1.0, 1.0),
-    aten.clamp.default: (None, None),
-    aten.clamp_.default: (None, None),
+_BOUNDED = {
+    aten.hardtanh.default,
+    aten.hardtanh_.default,
+    aten.clamp.default,
+    aten.clamp_.default,
 }
 _GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -78,9 +78,7 @@ def post_op_of(node: Node) -> tuple[str, tuple[Any, ...]] | None:
         return _GELU[str(node.kwargs.get("approximate", "none"))], ()
     if target not in _BOUNDED:
         return None
-    given = args_of(node)[1:]
-    bounds = list(given) + list(_BOUNDED[target])[len(given) :]
-    low, high = node.kwargs.get("min", bounds[0]), node.kwargs.get("max", bounds[1])
+    _, low, high = arguments_of(node).values()
     is_bounded = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
     return ("hardtanh", (float(low), float(high))) if is_bounded else None
 
@@ -93,10 +91,8 @@ def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | s
         which only ``padding="same"`` with an even ``dilation * (kernel - 1)`` avoids.
     """
     dimensions = 1 if node.target in {aten.conv1d.default, aten.conv1d.padding} else 2
-    given = args_of(node)[3:]
-    defaults: list[Any] = [[1], [0], [1], 1]
-    stride, padding, dilation, groups = list(given) + defaults[len(given) :]
-    padding = node.kwargs.get("padding", padding)
+    given = arguments_of(node)
+    stride, padding, dilation = given["stride"], given["padding"], given["dilation"]
     if isinstance(padding, str):
         kernel = _kernel_size(node, dimensions)
         spans = [
@@ -110,7 +106,7 @@ def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | s
         _per_dimension(stride, dimensions),
         _per_dimension(padding, dimensions),
         _per_dimension(dilation, dimensions),
-        int(groups),
+        int(given["groups"]),
     )
 
 

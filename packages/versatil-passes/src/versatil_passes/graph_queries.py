@@ -62,6 +62,12 @@ _VIEW_METHODS = frozenset(
         "t",
     }
 )
+_IN_PLACE_NAMES = (
+    *("setitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow"),
+    *("iand", "ior", "ixor", "ilshift", "irshift"),
+)
+_IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE_NAMES)
+_IN_PLACE_METHODS = frozenset(f"__{name}__" for name in _IN_PLACE_NAMES)
 
 
 def is_view_like(node: Node) -> bool:
@@ -81,23 +87,14 @@ def is_view_like(node: Node) -> bool:
 
 def is_mutating(node: Node) -> bool:
     """Whether ``node`` may write to one of its arguments."""
-    if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
-    if node.op != "call_function":
+    if node.op not in {"call_function", "call_method"}:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable
-    if node.target in (
-        operator.setitem,
-        operator.iadd,
-        operator.isub,
-        operator.imul,
-        operator.itruediv,
-    ):
+    if node.target in _IN_PLACE_OPERATORS or node.kwargs.get("out") is not None:
         return True
-    name = getattr(node.target, "__name__", "")
-    return name.endswith("_") and not name.endswith("__")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in _IN_PLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
 
 
 def nodes_between(first: Node, last: Node) -> Iterator[Node]:
@@ -111,6 +108,15 @@ def nodes_between(first: Node, last: Node) -> Iterator[Node]:
 def args_of(node: Node) -> tuple[Any, ...]:
     """The positional arguments, typed so that an operator's schema can be relied on."""
     return tuple(node.args)
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments of an operator by their names in its schema, passed by position, by keyword or left out."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    known = node.target._schema.arguments
+    given = {argument.name: value for argument, value in zip(known, node.args, strict=False)}
+    given.update(node.kwargs)
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in known}
 
 
 def only_user(node: Node) -> Node | None:

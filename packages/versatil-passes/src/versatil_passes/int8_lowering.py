@@ -216,6 +216,7 @@ class Int8Lowering:
             op != "linear"
             and other.target is dequantize
             and other.args[5] in self.rules.activation_dtypes
+            and not any(is_mutating(user) for user in other.users)
         ):
             quantized, scale, zero_point = args_of(other)[:3]
             call = replace(call, other=quantized, other_scale=scale, other_zero_point=zero_point)
