@@ -48,7 +48,7 @@ class DecomposeQuantization:
         ]
         for node in nodes:
             with graph.inserting_before(node):
-                result = rewrites[node.target](graph, *node.args)
+                result = rewrites[node.target](graph, *node.args, **node.kwargs)
             for old, new in _results_of(node, result):
                 new.meta = dict(old.meta)
                 old.replace_all_uses_with(new)
@@ -69,6 +69,7 @@ def _rewrites() -> dict[Any, Callable[..., Any]]:
     return {
         qd.quantize_per_tensor.default: _quantize,
         qd.quantize_per_tensor.tensor: _quantize,
+        qd.quantize_per_channel.default: _quantize_per_channel,
         qd.dequantize_per_tensor.default: _dequantize,
         qd.dequantize_per_tensor.tensor: _dequantize,
         qd.dequantize_per_channel.default: _dequantize_per_channel,
@@ -93,18 +94,38 @@ def _quantize(
     quant_max: int,
     dtype: torch.dtype,
 ) -> Node:
-    if isinstance(scale, Node):
+    if isinstance(scale, Node):  # the inverse is rounded to float32 once, as that of a number is
         inverse: Any = graph.call_function(
-            aten.reciprocal.default, (_to(graph, scale, torch.float32),)
+            aten.reciprocal.default, (_to(graph, scale, torch.float64),)
         )
+        inverse = _to(graph, inverse, torch.float32)
     else:
         inverse = 1.0 / scale
-    y = graph.call_function(
-        aten.round.default, (graph.call_function(aten.mul.Tensor, (x, inverse)),)
-    )
+    steps = graph.call_function(aten.mul.Tensor, (_to(graph, x, torch.float32), inverse))
+    return _to(graph, _rounded(graph, steps, zero_point, quant_min, quant_max), dtype)
+
+
+def _quantize_per_channel(
+    graph: Graph,
+    x: Node,
+    scales: Node,
+    zero_points: Node,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> Node:
+    y = graph.call_function(aten.transpose.int, (_to(graph, x, torch.float32), axis, -1))
+    inverse = graph.call_function(aten.reciprocal.default, (scales,))
+    steps = graph.call_function(aten.mul.Tensor, (y, inverse))
+    y = _to(graph, _rounded(graph, steps, zero_points, quant_min, quant_max), dtype)
+    return graph.call_function(aten.transpose.int, (y, axis, -1))
+
+
+def _rounded(graph: Graph, steps: Node, zero_point: Any, quant_min: int, quant_max: int) -> Node:
+    y = graph.call_function(aten.round.default, (steps,))
     y = graph.call_function(aten.add.Tensor, (y, zero_point))
-    y = graph.call_function(aten.clamp.default, (y, quant_min, quant_max))
-    return _to(graph, y, dtype)
+    return graph.call_function(aten.clamp.default, (y, quant_min, quant_max))
 
 
 def _dequantize(
@@ -115,10 +136,13 @@ def _dequantize(
     _quant_min: int,
     _quant_max: int,
     _dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
 ) -> Node:
-    y = graph.call_function(aten.sub.Tensor, (_to(graph, q, torch.float32), zero_point))
+    result_dtype = out_dtype or torch.float32
+    y = graph.call_function(aten.sub.Tensor, (_to(graph, q, result_dtype), zero_point))
     factor = _to(graph, scale, torch.float32) if isinstance(scale, Node) else scale
-    return graph.call_function(aten.mul.Tensor, (y, factor))
+    return _to(graph, graph.call_function(aten.mul.Tensor, (y, factor)), result_dtype)
 
 
 def _dequantize_per_channel(
@@ -130,11 +154,14 @@ def _dequantize_per_channel(
     _quant_min: int,
     _quant_max: int,
     _dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
 ) -> Node:
     y = graph.call_function(aten.transpose.int, (_to(graph, q, torch.float32), axis, -1))
     if zero_points is not None:
         y = graph.call_function(aten.sub.Tensor, (y, zero_points))
     y = graph.call_function(aten.mul.Tensor, (y, scales))
+    y = _to(graph, y, out_dtype or torch.float32)
     return graph.call_function(aten.transpose.int, (y, axis, -1))
 
 
@@ -153,6 +180,7 @@ def _choose_qparams(
     )
     span = graph.call_function(aten.sub.Tensor, (high, low))
     scale = graph.call_function(aten.div.Tensor, (span, float(quant_max - quant_min)))
+    scale = _to(graph, scale, torch.float32)  # of half-precision values: from here on in float32
     scale = graph.call_function(aten.clamp.default, (scale, eps, None))
     steps = graph.call_function(
         aten.round.default, (graph.call_function(aten.div.Tensor, (low, scale)),)
