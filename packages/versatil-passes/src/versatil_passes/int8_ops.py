@@ -18,6 +18,7 @@ arguments; one, two or three spatial dimensions follow from the shape of ``weigh
 """
 
 import functools
+import threading
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -135,8 +136,12 @@ def is_int8_op(node: Node) -> bool:
 
 def operators() -> Any:
     """The ``torch.ops.versatil`` namespace, defined at the first call so that an import changes nothing."""
-    _define()
+    with _defining:  # the cache alone lets two threads that come first both run it
+        _define()
     return torch.ops.versatil
+
+
+_defining = threading.Lock()
 
 
 @functools.cache

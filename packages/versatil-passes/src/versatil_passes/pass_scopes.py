@@ -44,10 +44,16 @@ def pass_slots(*passes: GraphPass) -> dict[str, Any]:
     """
     import torch._inductor.config as config  # not at import time: it reads the environment when first imported
 
+    first_halves = PassChain(*passes).passes
     second_halves = [
-        graph_pass.post_grad_pass for graph_pass in passes if hasattr(graph_pass, "post_grad_pass")
+        graph_pass.post_grad_pass
+        for graph_pass in first_halves
+        if hasattr(graph_pass, "post_grad_pass")
     ]
-    wanted = {"pre_grad_custom_pass": passes, "post_grad_custom_post_pass": tuple(second_halves)}
+    wanted = {
+        "pre_grad_custom_pass": first_halves,
+        "post_grad_custom_post_pass": tuple(second_halves),
+    }
     return {
         slot: pass_slot_value(chain_pass(getattr(config, slot), PassChain(*added)))
         for slot, added in wanted.items()
