@@ -6,6 +6,7 @@ import torch
 
 OPS = frozenset({"linear", "conv1d", "conv2d"})
 POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
+RESIDUAL_POST_OPS = frozenset({"relu"})
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class LoweringRules:
         post_ops: For each operator, the element-wise functions that its kernel applies to the float result, out of
             ``{"relu", "hardtanh", "hardswish", "silu", "gelu"}``.
         residual_post_ops: For each operator that can add a second tensor, the element-wise functions allowed after
-            that addition. An operator that is missing here never absorbs an addition.
+            that addition, out of ``{"relu"}``. An operator that is missing here never absorbs an addition.
         allow_int8_output: Whether a kernel may write its result already quantized.
         safe_input_quant_max: Largest ``quant_max`` of an activation for which the kernels cannot saturate on the CPU
             at hand, or ``None`` where they never do.
@@ -46,10 +47,12 @@ class LoweringRules:
     def __post_init__(self) -> None:
         """Refuse names that no lowering knows, so that a typing error does not switch a fusion off in silence."""
         ops = self.ops | self.dynamic_ops | self.post_ops.keys() | self.residual_post_ops.keys()
-        post_ops = frozenset().union(*self.post_ops.values(), *self.residual_post_ops.values())
+        post_ops = frozenset().union(*self.post_ops.values())
+        residual_post_ops = frozenset().union(*self.residual_post_ops.values())
         for what, given, known in (
             ("op", ops, OPS),
             ("post op", post_ops, POST_OPS),
+            ("residual post op", residual_post_ops, RESIDUAL_POST_OPS),
             ("weight granularity", self.weight_granularities, {"per_channel", "per_tensor"}),
         ):
             unknown = sorted(given - known)
