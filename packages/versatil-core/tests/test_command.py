@@ -145,6 +145,13 @@ def test_a_failed_quantize_leaves_the_old_file(
     assert sorted(path.name for path in tmp_path.glob("*.pt2*")) == ["garbage.pt2", "out.pt2"]
 
 
+def test_a_quantized_model_is_not_quantized_again(module: str) -> None:
+    assert run("quantize", f"{module}:complete", "-o", "once.pt2").exit_code == 0
+    result = run("quantize", "once.pt2", "-o", "twice.pt2")
+    assert result.exit_code == 1
+    assert "once.pt2: is quantized already" in result.stderr
+
+
 def test_output_folder_must_exist(module: str) -> None:
     result = run("quantize", f"{module}:complete", "-o", "gone/out.pt2")
     assert result.exit_code == 2

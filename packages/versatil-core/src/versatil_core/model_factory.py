@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from versatil_core.errors import ModelFileError
+from versatil_core.saved_reference import read_manifest
 from versatil_passes.errors import VersatilError
 
 __all__ = ["ModelSource", "ModelSourceError", "load_calibration", "load_model_source"]
@@ -119,6 +121,10 @@ def _load_program(path: Path) -> ModelSource:
     try:
         program = torch.export.load(path)
     except Exception as error:  # torch raises whatever the broken part of the file caused
+        if _is_quantized(path):
+            raise ModelSourceError(
+                str(path), "is quantized already; `versatil inspect` shows what is in it"
+            ) from error
         raise ModelSourceError(
             str(path),
             f"not a program that `torch.export.save` wrote ({type(error).__name__}: "
@@ -136,6 +142,14 @@ def _load_program(path: Path) -> ModelSource:
         example_inputs=_as_batch(str(path), "its example inputs", args) if args else None,
         dynamic_shapes=_dynamic_shapes(program),
     )
+
+
+def _is_quantized(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except ModelFileError:
+        return False
+    return True
 
 
 def _dynamic_shapes(program: torch.export.ExportedProgram) -> tuple[dict[int, Any], ...] | None:
