@@ -22,6 +22,8 @@ def node(*paths: str) -> Node:
         "L['self'].encoder.0.linear",
         "L['self'].encoder[0].linear",
         "L['self']._modules['encoder']._modules['0'].linear",
+        "getattr(L['fn'].encoder, '0').linear",
+        "getattr(getattr(getattr(L['fn'], 'encoder'), '0'), 'linear')",
         "encoder.0.linear@1",
     ],
 )

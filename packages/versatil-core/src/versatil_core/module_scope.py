@@ -29,9 +29,14 @@ def _running_modules(node: Node) -> list[str]:
 def _normalized(path: str) -> str:
     """Bring what torch's export modes write to the form of ``named_modules()``.
 
-    Strict mode has written ``L['self'].encoder.0`` or ``L['self']._modules['encoder'][0]``, and
-    a second call of one module is marked ``@1``.
+    Strict mode has written ``L['self'].encoder.0``, ``L['self']._modules['encoder'][0]`` and,
+    where the model itself is a ``Sequential``, ``getattr(getattr(L['fn'], '0'), '1')``. A second
+    call of one module is marked ``@1``.
     """
-    path = re.sub(r"@\d+", "", path.removeprefix("L['self']"))
+    path = re.sub(r"@\d+", "", path)
+    innermost = re.compile(r"getattr\(([^()]*), '([^']+)'\)")
+    while innermost.search(path):
+        path = innermost.sub(r"\1.\2", path)
+    path = re.sub(r"^L\['\w+'\]", "", path)
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
     return path.replace("._modules.", ".").strip(".")
