@@ -118,13 +118,13 @@ def load_calibration(path: Path, example_inputs: Batch | None) -> tuple[Batch, .
 def _load_program(path: Path) -> ModelSource:
     if not path.is_file():
         raise ModelSourceError(str(path), "no such model file")
+    if _is_quantized(path):
+        raise ModelSourceError(
+            str(path), "is quantized already; `versatil inspect` shows what is in it"
+        )
     try:
         program = torch.export.load(path)
     except Exception as error:  # torch raises whatever the broken part of the file caused
-        if _is_quantized(path):
-            raise ModelSourceError(
-                str(path), "is quantized already; `versatil inspect` shows what is in it"
-            ) from error
         raise ModelSourceError(
             str(path),
             f"not a program that `torch.export.save` wrote ({type(error).__name__}: "
