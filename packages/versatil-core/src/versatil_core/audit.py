@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch.fx import GraphModule
-from versatil_passes import DeclinedOp, LoweredOp
 
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.lower import lowered_copy
+from versatil_passes import DeclinedOp, LoweredOp
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,12 @@ class Audit:
         table.add_column("runs as", no_wrap=True)
         table.add_column("fused, output; or the reason", overflow="fold")
         for layer in self.layers:
-            table.add_row(layer.module_path or layer.node, layer.op, "int8" if layer.is_int8 else "float", _what(layer))
+            table.add_row(
+                layer.module_path or layer.node,
+                layer.op,
+                "int8" if layer.is_int8 else "float",
+                _what(layer),
+            )
         return table
 
 
@@ -116,7 +121,9 @@ def _layer(op: LoweredOp | DeclinedOp) -> LayerAudit:
     if isinstance(op, DeclinedOp):
         return LayerAudit(op.module_path, op.op, op.node, False, None, (), None, op.reason)
     output_dtype = str(op.output_dtype).removeprefix("torch.")
-    return LayerAudit(op.module_path, op.op, op.node, True, op.kernel, op.post_ops, output_dtype, None)
+    return LayerAudit(
+        op.module_path, op.op, op.node, True, op.kernel, op.post_ops, output_dtype, None
+    )
 
 
 def _what(layer: LayerAudit) -> str:

@@ -2,8 +2,7 @@
 
 import inspect
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ import torch
 from versatil_core import _torch_compat
 from versatil_core.errors import CalibrationError
 from versatil_core.export import ModelInputs, input_specs, model_inputs
-from versatil_core.reference_info import DynamicSize, InputSpec
+from versatil_core.input_check import input_faults
+from versatil_core.reference_info import InputSpec
 
 
 def calibrate(
@@ -101,70 +101,12 @@ def check_inputs(specs: Sequence[InputSpec], leaves: Sequence[Any], batch_index:
     Raises:
         CalibrationError: Something does not fit.
     """
-    symbols: dict[str, int] = {}
-    for index, (spec, leaf) in enumerate(zip(specs, leaves, strict=True)):
-        for fault in _faults(spec, leaf, symbols):
-            raise CalibrationError(
-                f"calibration batch {batch_index}, input {index} ({spec.name}): {fault}",
-                batch_index=batch_index,
-                input_name=spec.name,
-            )
-
-
-def _faults(spec: InputSpec, leaf: Any, symbols: dict[str, int]) -> Iterator[str]:
-    """Yield what is wrong with one input, the most basic fault first."""
-    if spec.shape is None:
-        if leaf != spec.value:
-            yield (
-                f"expected the constant {spec.value!r} that the model was exported with, "
-                f"got {leaf!r}"
-            )
-        return
-    if not isinstance(leaf, torch.Tensor):
-        yield f"expected a tensor, got {type(leaf).__name__}: convert it, as with torch.as_tensor()"
-        return
-    if leaf.device.type != "cpu":
-        yield f"expected a tensor on the CPU, got one on {str(leaf.device)!r}: call .cpu() on it"
-    if str(leaf.dtype) != spec.dtype:
-        yield f"expected {spec.dtype}, got {leaf.dtype}: convert it with .to({spec.dtype})"
-    if fault := _shape_fault(spec.shape, leaf.shape, symbols):
-        yield fault
-    if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-        bad = int((~torch.isfinite(leaf)).sum())
-        yield (
-            f"{bad} of {leaf.numel()} values are NaN or infinite, which would spoil the measured "
-            f"ranges: clean the data or leave this batch out"
+    for fault in input_faults(specs, leaves, check_finite=True):
+        raise CalibrationError(
+            f"calibration batch {batch_index}, {fault}",
+            batch_index=batch_index,
+            input_name=fault.input_name,
         )
-
-
-def _shape_fault(
-    expected: Sequence[int | DynamicSize], got: Sequence[int], symbols: dict[str, int]
-) -> str | None:
-    wanted = f"expected the shape {_shape_text(expected)}, got {tuple(got)}"
-    if len(expected) != len(got):
-        return f"{wanted}: it needs {len(expected)} dimensions"
-    for dim, (size, given) in enumerate(zip(expected, got, strict=True)):
-        if isinstance(size, int):
-            if size != given:
-                return (
-                    f"{wanted}: use size {size} in dimension {dim} (a last, smaller batch: "
-                    f"drop_last=True), or make it dynamic with quantize(..., dynamic_shapes=...)"
-                )
-            continue
-        maximum = math.inf if size.maximum is None else size.maximum
-        if not size.minimum <= given <= maximum:
-            return f"{wanted}: dimension {dim} must be in {size.minimum} … {maximum}"
-        if symbols.setdefault(size.symbol, given) != given:
-            return (
-                f"{wanted}: the sizes called {size.symbol} must be equal, "
-                f"but there are {symbols[size.symbol]} and {given}"
-            )
-    return None
-
-
-def _shape_text(shape: Sequence[int | DynamicSize]) -> str:
-    sizes = [str(size) if isinstance(size, int) else size.symbol for size in shape]
-    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
 def _as_call(

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from versatil_passes import DecomposeQuantization, Int8Lowering, QuantLiftUp, pass_slots
 
 from versatil_core import _torch_compat
 from versatil_core.backend import BasePT2EBackend
-from versatil_core.errors import LoweringError
-from versatil_core.lower import check_host, copy_of, is_lowered, lower, lowered_copy
+from versatil_core.errors import InputError, LoweringError
+from versatil_core.export import input_specs
+from versatil_core.input_check import input_faults
+from versatil_core.lower import check_host, is_lowered, lower, lowered_copy
 from versatil_core.saturation import SaturationCheck, warn_about_saturation
 from versatil_core.versions import check_versions
+from versatil_passes import DecomposeQuantization, Int8Lowering, QuantLiftUp, pass_slots
 
 _log = logging.getLogger(__name__)
 _model_numbers = itertools.count()
@@ -33,30 +35,57 @@ class CompiledModel(torch.nn.Module):
         backend: The backend that compiles it.
     """
 
-    def __init__(self, reference: GraphModule, backend: BasePT2EBackend, *, dynamic: bool | None) -> None:
+    def __init__(
+        self, reference: GraphModule, backend: BasePT2EBackend, *, dynamic: bool | None
+    ) -> None:
         """Prepare; nothing is compiled yet."""
         super().__init__()
         self.reference = reference
         self.backend = backend
         self._lowered: GraphModule | None = None
-        self._run = torch.compile(_own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic)
+        self._run = torch.compile(
+            _own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; the first call compiles."""
-        with torch.no_grad():
-            return self._run(self, *args, **kwargs)
+        """Run the model; the first call compiles.
+
+        Raises:
+            InputError: An input does not fit what the model was exported with.
+        """
+        try:
+            with torch.no_grad():
+                return self._run(self, *args, **kwargs)
+        except Exception as error:
+            _explain_inputs(self.reference, args, kwargs, error)
+            raise
 
     @staticmethod
     def _traced(model: "CompiledModel", *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return model.reference(*args, **kwargs)
-        return model._run_lowered(*args, **kwargs)
+        return model.run_lowered(*args, **kwargs)
 
-    def _run_lowered(self, *args: Any, **kwargs: Any) -> Any:
+    def run_lowered(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the lowered graph, as :func:`versatil_core.lower` makes it, without compiling."""
         if self._lowered is None:
-            _log.warning("Dynamo does not compile this call: running the lowered graph, which is int8 but slower")
+            _log.warning("Dynamo does not compile this call: running the lowered graph, slower int8")
             self._lowered = lower(self.reference, self.backend)
         return self._lowered(*args, **kwargs)
+
+
+def _explain_inputs(
+    reference: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """Raise an :class:`InputError` if the inputs explain ``error``; only then are they checked."""
+    specs, leaves = input_specs(reference), _torch_compat.flatten_inputs(args, kwargs)
+    if len(specs) != len(leaves):
+        names = ", ".join(spec.name for spec in specs)
+        raise InputError(
+            f"the model takes {len(specs)} inputs ({names}), got {len(leaves)}"
+        ) from error
+    for fault in input_faults(specs, leaves):
+        raise InputError(str(fault), input_name=fault.input_name) from error
 
 
 def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the builtin too
@@ -83,7 +112,9 @@ def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the bu
     check_versions()
     check_host(backend)
     if is_lowered(reference):
-        raise LoweringError("this module is lowered already: compile the reference that it was lowered from")
+        raise LoweringError(
+            "this module is lowered already: compile the reference that it was lowered from"
+        )
     _, record = lowered_copy(reference, backend)
     warn_about_saturation(record, backend.lowering_rules)
     is_dynamic = _has_symbolic_inputs(reference) if dynamic is None else dynamic
@@ -114,7 +145,9 @@ def dynamo_backend(backend: BasePT2EBackend) -> Callable[..., Callable[..., Any]
         check_host(backend)
         with torch.no_grad(), backend.environment_context():
             frozen, kept = _with_constants(module, inputs)
-            compiled = _torch_compat.compile_with_inductor(frozen, [inputs[index] for index in kept])
+            compiled = _torch_compat.compile_with_inductor(
+                frozen, [inputs[index] for index in kept]
+            )
         if len(kept) == len(inputs):
             return compiled
         return lambda *args: compiled(*[args[index] for index in kept])
@@ -124,7 +157,9 @@ def dynamo_backend(backend: BasePT2EBackend) -> Callable[..., Callable[..., Any]
 
 def _with_constants(module: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
     """A copy of ``module`` in which static inputs are buffers, and the positions of the inputs that remain."""
-    frozen = copy_of(module)  # Dynamo reads the placeholders of its own graph afterwards
+    frozen = _torch_compat.copy_graph_module(
+        module
+    )  # Dynamo reads the placeholders of its own graph afterwards
     kept = []
     placeholders = frozen.graph.find_nodes(op="placeholder")
     for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
@@ -135,7 +170,9 @@ def _with_constants(module: GraphModule, inputs: Sequence[Any]) -> tuple[GraphMo
         frozen.register_buffer(name, value.detach())
         with frozen.graph.inserting_before(node):
             constant = frozen.graph.get_attr(name)
-        constant.meta = {"example_value": node.meta["example_value"]} if "example_value" in node.meta else {}
+        constant.meta = (
+            {"example_value": node.meta["example_value"]} if "example_value" in node.meta else {}
+        )
         node.replace_all_uses_with(constant)
         frozen.graph.erase_node(node)
     frozen.recompile()
@@ -150,9 +187,13 @@ def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace(co_name=f"versatil_model_{next(_model_numbers)}")
-    return types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return types.FunctionType(
+        code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
+    )
 
 
 def _has_symbolic_inputs(reference: GraphModule) -> bool:
     values = [node.meta.get("val") for node in reference.graph.find_nodes(op="placeholder")]
-    return any(isinstance(size, torch.SymInt) for value in values for size in getattr(value, "shape", ()))
+    return any(
+        isinstance(size, torch.SymInt) for value in values for size in getattr(value, "shape", ())
+    )

@@ -12,6 +12,7 @@
     ├── TargetError              (ValueError)    a module path matches nothing, or two overlap
     ├── CalibrationError         (ValueError)    calibration is missing, empty or does not fit
     ├── TrainingUnsupportedError (NotImplementedError)  is_qat where only inference works
+    ├── InputError               (ValueError)    an input does not fit the exported model
     ├── ExportError              (RuntimeError)  torch.export could not capture the model
     ├── NothingQuantizedError    (RuntimeError)  no operator was there to quantize
     ├── ModelFileError           (ValueError)    a file is not a saved reference
@@ -31,6 +32,7 @@ __all__ = [
     "BackendNotFoundError",
     "CalibrationError",
     "ExportError",
+    "InputError",
     "LoweringError",
     "ModelFileError",
     "NothingQuantizedError",
@@ -172,6 +174,19 @@ class CalibrationError(VersatilError, ValueError):
         """Keep where the fault is."""
         super().__init__(message)
         self.batch_index = batch_index
+        self.input_name = input_name
+
+
+class InputError(VersatilError, ValueError):
+    """An input of a compiled model does not fit what the model was exported with.
+
+    Attributes:
+        input_name: Which input of the model; None if their number is wrong.
+    """
+
+    def __init__(self, message: str, *, input_name: str | None = None) -> None:
+        """Keep which input it is."""
+        super().__init__(message)
         self.input_name = input_name
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from versatil_core._torch_compat import copy_graph_module
+from versatil_core.compile import CompiledModel, compile  # noqa: A004 -- the verb
+from versatil_core.lower import is_lowered, lowered_copy
 from versatil_passes import QuantLiftUp, VersatilError
 from versatil_passes.graph_queries import is_mutating
-
-from versatil_core.compile import CompiledModel, compile
-from versatil_core.lower import copy_of, is_lowered, lowered_copy
 
 MIN_FLOAT_DB = 60.0
 """A float result at least this close (SQNR) is the same computation in another order of summation."""
@@ -31,7 +32,9 @@ class InexactError(VersatilError, AssertionError):
     def __init__(self, report: "ExactnessReport") -> None:
         """Show the whole report."""
         self.report = report
-        super().__init__(f"{len(report.disagreements)} of {len(report.ops)} ops are not exact\n{report}")
+        super().__init__(
+            f"{len(report.disagreements)} of {len(report.ops)} ops are not exact\n{report}"
+        )
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def check_exactness(
     """
     before = [value.clone() for value in inputs if isinstance(value, torch.Tensor)]
     with torch.no_grad():
-        lifted = copy_of(reference)
+        lifted = copy_graph_module(reference)
         QuantLiftUp()(lifted.graph)
         recorder = _Recorder(lifted)
         expected = recorder.run(*inputs)
@@ -166,7 +169,9 @@ def check_exactness(
         elif isinstance(candidate, CompiledModel):
             ops = tuple(_check_pieces(lifted, candidate, recorder.values))
         else:
-            raise TypeError(f"candidate must come from lower() or compile(), not be a {type(candidate).__name__}")
+            raise TypeError(
+                f"candidate must come from lower() or compile(), not be a {type(candidate).__name__}"
+            )
         result = candidate(*inputs)
         loss_db = None
         if float_model is not None:
@@ -191,7 +196,10 @@ def sqnr_db(result: torch.Tensor, expected: torch.Tensor) -> float:
         >>> round(sqnr_db(torch.tensor([1.0, 1.1]), torch.tensor([1.0, 1.0])), 1)
         23.0
     """
-    signal, noise = expected.double().norm().item(), (expected.double() - result.double()).norm().item()
+    signal, noise = (
+        expected.double().norm().item(),
+        (expected.double() - result.double()).norm().item(),
+    )
     if noise == 0:
         return math.inf
     return 20 * math.log10(signal / noise) if signal > 0 and math.isfinite(noise) else -math.inf
@@ -229,16 +237,22 @@ class _Walker(Interpreter):
         return expected
 
 
-def _walk(lowered: GraphModule, values: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[OpExactness]:
+def _walk(
+    lowered: GraphModule, values: Mapping[str, Any], inputs: Sequence[Any]
+) -> Iterator[OpExactness]:
     walker = _Walker(lowered, values)
     walker.run(*inputs)
     return iter(walker.ops)
 
 
-def _check_pieces(lifted: GraphModule, compiled: CompiledModel, values: Mapping[str, Any]) -> Iterator[OpExactness]:
+def _check_pieces(
+    lifted: GraphModule, compiled: CompiledModel, values: Mapping[str, Any]
+) -> Iterator[OpExactness]:
     lowered, _ = lowered_copy(lifted, compiled.backend)
     lowered_as = {
-        node.meta["replaces"]: node.meta["lowered_as"] for node in lowered.graph.nodes if "replaces" in node.meta
+        node.meta["replaces"]: node.meta["lowered_as"]
+        for node in lowered.graph.nodes
+        if "replaces" in node.meta
     }
     survivors = {node.name for node in lowered.graph.nodes}
     pieces = _Pieces(lifted, values)
@@ -274,7 +288,9 @@ class _Pieces:
         graph = Graph()
         placeholders: dict[str, Node] = {}
         ends = set(names)
-        results = [self._copy(graph, self._nodes[name], ends - {name}, placeholders) for name in names]
+        results = [
+            self._copy(graph, self._nodes[name], ends - {name}, placeholders) for name in names
+        ]
         graph.output(tuple(results))
         return GraphModule(self._lifted, graph)
 
@@ -287,9 +303,15 @@ class _Pieces:
             return self._placeholder(graph, node, placeholders)
         if not isinstance(value, (torch.Tensor, tuple, list)):
             return value  # a size or a flag: part of the op
-        copies = {argument: self._copy(graph, argument, ends, placeholders) for argument in node.all_input_nodes}
+        copies = {
+            argument: self._copy(graph, argument, ends, placeholders)
+            for argument in node.all_input_nodes
+        }
         if is_mutating(node):  # the placeholder has other readers
-            copies = {old: graph.call_function(torch.ops.aten.clone.default, (new,)) for old, new in copies.items()}
+            copies = {
+                old: graph.call_function(torch.ops.aten.clone.default, (new,))
+                for old, new in copies.items()
+            }
         return graph.node_copy(node, copies.__getitem__)
 
     def _placeholder(self, graph: Graph, node: Node, placeholders: dict[str, Node]) -> Node:
@@ -304,7 +326,14 @@ class _Pieces:
 def _compare(node: str, op: str, result: torch.Tensor, expected: torch.Tensor) -> OpExactness:
     dtype = expected.dtype
     if result.shape != expected.shape or result.dtype != dtype:
-        return OpExactness(node, f"{op} (returned {result.dtype} {tuple(result.shape)})", dtype, -math.inf, None, None)
+        return OpExactness(
+            node,
+            f"{op} (returned {result.dtype} {tuple(result.shape)})",
+            dtype,
+            -math.inf,
+            None,
+            None,
+        )
     if dtype.is_floating_point:
         return OpExactness(node, op, dtype, sqnr_db(result, expected), None, None)
     steps = (result.long() - expected.long()).abs()
@@ -334,4 +363,8 @@ def _tree_sqnr_db(result: Any, expected: Any) -> float:
 def _float_tensors(tree: Any) -> list[torch.Tensor]:
     from torch.utils._pytree import tree_leaves
 
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    return [
+        leaf
+        for leaf in tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]

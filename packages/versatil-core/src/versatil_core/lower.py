@@ -1,16 +1,16 @@
 """Turn a reference into a graph of int8 operators that runs eagerly."""
 
-import copy
 import platform
 
 import torch
 from torch.fx import GraphModule
-from versatil_passes import Int8Lowering, LoweringRecord, OneDNNKernels, PassChain, QuantLiftUp
 
+from versatil_core._torch_compat import copy_graph_module
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.errors import LoweringError, UnsupportedHostError
 from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
+from versatil_passes import Int8Lowering, LoweringRecord, OneDNNKernels, PassChain, QuantLiftUp
 
 _RECORD = "versatil_lowering"
 
@@ -44,7 +44,9 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     return lowered
 
 
-def lowered_copy(reference: GraphModule, backend: BasePT2EBackend) -> tuple[GraphModule, LoweringRecord]:
+def lowered_copy(
+    reference: GraphModule, backend: BasePT2EBackend
+) -> tuple[GraphModule, LoweringRecord]:
     """A copy with neutral int8 operators, not yet bound to kernels, and the record of how it came about.
 
     Works on every machine. Weights are shared with the reference.
@@ -53,17 +55,10 @@ def lowered_copy(reference: GraphModule, backend: BasePT2EBackend) -> tuple[Grap
         raise LoweringError(
             f"a reference is a torch.fx.GraphModule made by versatil_core.quantize, not a {type(reference).__name__}"
         )
-    lowered = copy_of(reference)
+    lowered = copy_graph_module(reference)
     lowering = Int8Lowering(backend.lowering_rules)
     PassChain(QuantLiftUp(), lowering)(lowered.graph)
     return lowered, lowering.record
-
-
-def copy_of(module: GraphModule) -> GraphModule:
-    """A graph module with a graph of its own and the same tensors."""
-    copied = GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta = dict(module.meta)
-    return copied
 
 
 def check_host(backend: BasePT2EBackend) -> None:

@@ -3,6 +3,7 @@
 import warnings
 
 from torch.fx import Graph
+
 from versatil_passes import Int8Lowering, LoweringRecord, LoweringRules
 
 
@@ -49,7 +50,7 @@ class SaturationCheck:
         """Keep the lowering whose record to read."""
         self.lowering = lowering
 
-    def __call__(self, graph: Graph) -> None:
+    def __call__(self, graph: Graph) -> None:  # noqa: ARG002 -- the signature of a pass
         """Warn where kernels may saturate."""
         warn_about_saturation(self.lowering.record, self.lowering.rules)
 

@@ -97,6 +97,24 @@ def is_mutating(node: Node) -> bool:
     return name in _IN_PLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
 
 
+def is_written(node: Node) -> bool:
+    """Whether an op writes to the value of ``node``, directly or through a view of it."""
+    return any(
+        _writes_to(user, node) or (is_view_like(user) and is_written(user)) for user in node.users
+    )
+
+
+def _writes_to(user: Node, argument: Node) -> bool:
+    if not is_mutating(user):
+        return False
+    if not isinstance(user.target, torch._ops.OpOverload):
+        return True  # a method or a function, with no schema to ask
+    schema = user.target._schema.arguments
+    given = {**dict(zip((a.name for a in schema), user.args, strict=False)), **user.kwargs}
+    written = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
+    return any(given.get(name) is argument for name in written)
+
+
 def nodes_between(first: Node, last: Node) -> Iterator[Node]:
     """The nodes after ``first`` and before ``last`` in the graph's order; ``first`` must stand before ``last``."""
     node = first.next
@@ -162,16 +180,29 @@ def constant_of(node: Any) -> torch.Tensor | None:
 
 
 def module_path_of(node: Node) -> str:
-    """Dotted path, as in ``named_modules()``, of the module whose forward made ``node``; ``""`` for the root.
+    """Dotted path, as in ``named_modules()``, of the module whose forward made ``node``; ``""`` for the root."""
+    return (module_paths_of(node) or [""])[-1]
 
-    Strict export records ``L['self'].encoder.0``, non-strict ``encoder.0``; a module called twice gets ``@1``.
-    """
+
+def module_paths_of(node: Node) -> list[str]:
+    """Dotted paths of the modules whose forward was running when ``node`` was traced, outermost first."""
     stack = node.meta.get("nn_module_stack") or {}
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    path = re.sub(r"@\d+", "", path.replace("L['self']", ""))
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).strip(".")
+    return [_dotted_path(str(entry[0])) for entry in stack.values()]
+
+
+def _dotted_path(path: str) -> str:
+    """Bring what torch's export modes write to the form of ``named_modules()``.
+
+    Strict mode has written ``L['self'].encoder.0``, ``L['self']._modules['encoder'][0]`` and, where the model itself
+    is a ``Sequential``, ``getattr(getattr(L['fn'], '0'), '1')`` (torch 2.9). A second call of one module is ``@1``.
+    """
+    path = re.sub(r"@\d+", "", path)
+    innermost = re.compile(r"getattr\(([^()]*), '([^']+)'\)")
+    while innermost.search(path):
+        path = innermost.sub(r"\1.\2", path)
+    path = re.sub(r"^L\['\w+'\]", "", path)
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
+    return path.replace("._modules.", ".").strip(".")
 
 
 def node_order(graph: Graph) -> dict[Node, int]:

@@ -13,10 +13,12 @@ from versatil_passes.graph_queries import (
     constant_of,
     erase_unread,
     is_mutating,
+    is_written,
     module_path_of,
     node_order,
     nodes_between,
     only_user,
+    set_value,
     value_of,
 )
 from versatil_passes.int8_ops import Int8Call
@@ -129,7 +131,7 @@ class Int8Lowering:
             raise _Declined(
                 f"it computes in {activation.kwargs['out_dtype']}; only float32 is supported"
             )
-        if any(is_mutating(user) for user in activation.users):
+        if is_written(activation):
             raise _Declined(
                 "an op writes to its dequantized input in place: use the out-of-place form"
             )
@@ -216,7 +218,7 @@ class Int8Lowering:
             op != "linear"
             and other.target is dequantize
             and other.args[5] in self.rules.activation_dtypes
-            and not any(is_mutating(user) for user in other.users)
+            and not is_written(other)
         ):
             quantized, scale, zero_point = args_of(other)[:3]
             call = replace(call, other=quantized, other_scale=scale, other_zero_point=zero_point)
@@ -289,6 +291,9 @@ def _emit(chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
         replaces=names,
     )
     node.meta = {**last.meta, "replaces": last.name, "lowered_as": str(record)}
+    value = value_of(last)
+    if value is not None:
+        set_value(node, value)  # an earlier residual addition may ask for this shape
     last.replace_all_uses_with(node)
     inputs = [
         node for member in chain.nodes for node in member.all_input_nodes if node not in chain.nodes
