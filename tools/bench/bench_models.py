@@ -50,7 +50,9 @@ def resnet50() -> BenchModel:
 
 def vit_b16() -> BenchModel:
     """ViT-B/16, one image of 224 by 224."""
-    return _seeded(lambda: transformers.ViTModel(transformers.ViTConfig()), _image)
+    return _seeded(
+        lambda: transformers.ViTModel(transformers.ViTConfig(), add_pooling_layer=False), _image
+    )
 
 
 def bert_base() -> BenchModel:

@@ -18,12 +18,13 @@ def test_the_net_maps_images_to_ten_logits() -> None:
     assert DigitsNet()(torch.zeros(3, 1, 16, 16)).shape == (3, 10)
 
 
-def test_training_is_repeatable_and_leaves_the_callers_random_numbers_alone() -> None:
-    before = torch.random.get_rng_state()
+def test_training_is_repeatable_and_changes_nothing_of_the_callers() -> None:
+    before, threads = torch.random.get_rng_state(), torch.get_num_threads()
     epochs: list[None] = []
     first = train(random_digits(), lambda: epochs.append(None))
     second = train(random_digits())
     assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
     assert not first.training
     assert len(epochs) == 4
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
