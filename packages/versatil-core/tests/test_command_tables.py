@@ -6,7 +6,13 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from versatil_core.command_tables import backends_table, demo_report, doctor_report, file_size
+from versatil_core.command_tables import (
+    UNSTEADY,
+    backends_table,
+    demo_report,
+    doctor_report,
+    file_size,
+)
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import BackendHealth, Diagnosis, Finding, Host, Int8Plan
@@ -104,6 +110,12 @@ def test_nothing_declined_has_no_heading() -> None:
 def test_slower_int8_is_called_slower() -> None:
     text = shown(demo_report(dataclasses.replace(RESULT, speedup=0.8)))
     assert row(text, "latency, median of 40 turns")[-2:] == ["1.25x", "slower"]
+
+
+def test_a_busy_machine_is_named() -> None:
+    assert UNSTEADY not in shown(demo_report(RESULT))
+    unsteady = dataclasses.replace(RESULT, int8_latency=Latency(0.004, 0.0035, 0.0046))
+    assert UNSTEADY in shown(demo_report(unsteady), 120)
 
 
 def test_outputs_that_equal_the_reference() -> None:

@@ -16,6 +16,10 @@ from versatil_core.doctor import Diagnosis, Host, Int8Plan
 __all__ = ["backends_table", "demo_report", "doctor_report", "file_size", "print_result"]
 
 
+UNSTEADY = "The machine was busy: the latencies vary a lot. Measure again when it is quiet."
+UNSTEADY_SHARE = 0.25  # of the median, from the lower to the upper quartile
+
+
 def print_result(result: RenderableType) -> None:
     """Print on stdout; colours only in a terminal."""
     Console(highlight=False).print(result)
@@ -40,6 +44,8 @@ def demo_report(result: DemoResult) -> RenderableType:
     if result.declined:
         parts += [Text(), Text("Stays float, and why:")]
         parts += [_indented(line) for line in _declined_lines(result.declined)]
+    if _is_unsteady(result.float_latency) or _is_unsteady(result.int8_latency):
+        parts += [Text(), Text(UNSTEADY, style="yellow")]
     parts += [Text(), Text(_machine_line(result), style="dim")]
     return Group(*parts)
 
@@ -152,6 +158,10 @@ def _milliseconds(latency: Latency) -> str:
 
 def _spread(latency: Latency) -> str:
     return f"{_three_digits(latency.low * 1e3)} to {_three_digits(latency.high * 1e3)}"
+
+
+def _is_unsteady(latency: Latency) -> bool:
+    return latency.high - latency.low > UNSTEADY_SHARE * latency.median
 
 
 def _three_digits(value: float) -> str:

@@ -70,9 +70,11 @@ class DigitsNet(nn.Module):
             nn.BatchNorm2d(32),
             nn.ReLU6(),
         )
-        self.widen = nn.Sequential(nn.Conv2d(32, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
-        self.block2 = ResidualBlock(64)
-        self.head = nn.Linear(64, 10)
+        self.widen = nn.Sequential(
+            nn.Conv2d(32, 128, 1, bias=False), nn.BatchNorm2d(128), nn.ReLU()
+        )
+        self.block2 = ResidualBlock(128)
+        self.head = nn.Linear(128, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map float32 ``[batch, 1, 16, 16]`` to logits ``[batch, 10]``."""
