@@ -91,7 +91,7 @@ def backends_table(entries: Iterable[BackendEntry]) -> RenderableType:
 
 def host_line(host: Host) -> str:
     """Name the CPU in one line."""
-    return f"{host.cpu}, {host.cores} core{'s' if host.cores != 1 else ''}, {host.machine}"
+    return f"{host.cpu}, {_count(host.cores, 'core')}, {host.machine}"
 
 
 def file_size(size: int) -> str:
@@ -160,6 +160,10 @@ def _spread(latency: Latency) -> str:
     return f"{_three_digits(latency.low * 1e3)} to {_three_digits(latency.high * 1e3)}"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _is_unsteady(latency: Latency) -> bool:
     return latency.high - latency.low > UNSTEADY_SHARE * latency.median
 
@@ -185,7 +189,7 @@ def _machine_line(result: DemoResult) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     features = ", ".join(result.host.features)
     return (
-        f"Both compiled by Inductor and frozen; inputs {shapes}; {result.threads} threads.\n"
+        f"Both compiled by Inductor and frozen; inputs {shapes}; {_count(result.threads, 'thread')}.\n"
         f"{host_line(result.host)} ({features}).\n{versions}.\n{result.backend}"
     )
 
