@@ -107,7 +107,7 @@ def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
         One entry for each linear, convolution, matrix product, embedding and recurrent layer.
 
     Raises:
-        LoweringError: ``reference`` is no graph module.
+        LoweringError: ``reference`` is no graph module, or is lowered already.
     """
     _, record = lowered_copy(reference, backend)
     order = {node.name: position for position, node in enumerate(reference.graph.nodes)}

@@ -11,10 +11,10 @@ from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
 from versatil_core.backend import BasePT2EBackend
-from versatil_core.errors import InputError, LoweringError
+from versatil_core.errors import InputError
 from versatil_core.export import input_specs
 from versatil_core.input_check import input_faults
-from versatil_core.lower import check_host, is_lowered, lower, lowered_copy
+from versatil_core.lower import check_host, lower, lowered_copy
 from versatil_core.saturation import SaturationCheck, warn_about_saturation
 from versatil_core.versions import check_versions
 from versatil_passes import DecomposeQuantization, Int8Lowering, QuantLiftUp, pass_slots
@@ -111,10 +111,6 @@ def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the bu
     """
     check_versions()
     check_host(backend)
-    if is_lowered(reference):
-        raise LoweringError(
-            "this module is lowered already: compile the reference that it was lowered from"
-        )
     _, record = lowered_copy(reference, backend)
     warn_about_saturation(record, backend.lowering_rules)
     is_dynamic = _has_symbolic_inputs(reference) if dynamic is None else dynamic

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_leaves
 
 from versatil_core._torch_compat import copy_graph_module
 from versatil_core.compile import CompiledModel, compile  # noqa: A004 -- the verb
@@ -165,7 +166,7 @@ def check_exactness(
         expected = recorder.run(*inputs)
         if is_lowered(candidate):
             assert isinstance(candidate, GraphModule)
-            ops = tuple(_walk(candidate, recorder.values, inputs))
+            ops = tuple(_walk(candidate, recorder.values, inputs, expected))
         elif isinstance(candidate, CompiledModel):
             ops = tuple(_check_pieces(lifted, candidate, recorder.values))
         else:
@@ -232,17 +233,22 @@ class _Walker(Interpreter):
         if name not in self.values or n.op == "output":
             return value
         expected = self.values[name]
-        if "replaces" in n.meta:
-            self.ops.append(_compare(name, n.meta["lowered_as"], value, expected))
-        return expected
+        if n.op == "call_function" and isinstance(value, torch.Tensor):
+            operator = n.meta.get("lowered_as", str(n.target))
+            self.ops.append(_compare(name, operator, value, expected))
+        return value if _shares_memory(n) else expected
 
 
 def _walk(
-    lowered: GraphModule, values: Mapping[str, Any], inputs: Sequence[Any]
+    lowered: GraphModule, values: Mapping[str, Any], inputs: Sequence[Any], expected: Any
 ) -> Iterator[OpExactness]:
     walker = _Walker(lowered, values)
-    walker.run(*inputs)
-    return iter(walker.ops)
+    results = tree_leaves(walker.run(*inputs))
+    yield from walker.ops
+    # Ops that agree may still be wired to the results in a wrong way.
+    for result, wanted in zip(results, tree_leaves(expected), strict=True):
+        if isinstance(wanted, torch.Tensor):
+            yield _compare("output", "output", result, wanted)
 
 
 def _check_pieces(
@@ -319,6 +325,7 @@ class _Pieces:
             first = next(iter(graph.nodes), None)
             with graph.inserting_before(first) if first is not None else graph.inserting_after():
                 placeholders[node.name] = graph.placeholder(node.name)
+            placeholders[node.name].meta["val"] = self._values[node.name]
             self.inputs.insert(0, self._values[node.name])
         return placeholders[node.name]
 
@@ -347,6 +354,14 @@ def _difference(op: OpExactness) -> str:
     return f"up to {op.max_steps} steps, in {100 * (op.different_share or 0):.2f} %"
 
 
+def _shares_memory(node: Node) -> bool:
+    """Whether the result is (a view of) an argument, so that writing to one must be seen in the other."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and any(
+        result.alias_info is not None for result in target._schema.returns
+    )
+
+
 def _is_dequantize(node: Node) -> bool:
     return str(node.target).startswith("quantized_decomposed.dequantize")
 
@@ -361,8 +376,6 @@ def _tree_sqnr_db(result: Any, expected: Any) -> float:
 
 
 def _float_tensors(tree: Any) -> list[torch.Tensor]:
-    from torch.utils._pytree import tree_leaves
-
     return [
         leaf
         for leaf in tree_leaves(tree)

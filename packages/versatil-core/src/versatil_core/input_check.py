@@ -50,10 +50,11 @@ def _faults(
 ) -> Iterator[str]:
     """Yield what is wrong with one input, the most basic fault first."""
     if spec.shape is None:
-        if leaf != spec.value:
+        is_tensor = isinstance(leaf, torch.Tensor)  # comparing one would compare its elements
+        if is_tensor or leaf != spec.value:
+            got = f"a tensor of shape {tuple(leaf.shape)}" if is_tensor else repr(leaf)
             yield (
-                f"expected the constant {spec.value!r} that the model was exported with, "
-                f"got {leaf!r}"
+                f"expected the constant {spec.value!r} that the model was exported with, got {got}"
             )
         return
     if not isinstance(leaf, torch.Tensor):

@@ -32,7 +32,7 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
 
     Raises:
         UnsupportedHostError: This machine does not have the backend's kernels.
-        LoweringError: ``reference`` is no graph module.
+        LoweringError: ``reference`` is no graph module, or is lowered already.
     """
     check_versions()
     check_host(backend)
@@ -50,10 +50,17 @@ def lowered_copy(
     """A copy with neutral int8 operators, not yet bound to kernels, and the record of how it came about.
 
     Works on every machine. Weights are shared with the reference.
+
+    Raises:
+        LoweringError: ``reference`` is no graph module, or is lowered already.
     """
     if not isinstance(reference, GraphModule):
         raise LoweringError(
             f"a reference is a torch.fx.GraphModule made by versatil_core.quantize, not a {type(reference).__name__}"
+        )
+    if is_lowered(reference):  # nothing is left in it to find
+        raise LoweringError(
+            "this module is lowered already: pass the reference that it was lowered from"
         )
     lowered = copy_graph_module(reference)
     lowering = Int8Lowering(backend.lowering_rules)
