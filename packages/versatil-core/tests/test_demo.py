@@ -37,7 +37,7 @@ def test_run_demo(monkeypatch: pytest.MonkeyPatch, linear_backend: type[BasePT2E
     assert result.float_accuracy == result.int8_accuracy == 1.0
     assert result.int8_layers == result.layers == 2
     assert result.declined == ()
-    assert result.exact_ops == result.ops == 2
+    assert result.exact_ops == result.ops >= 2
     assert result.sqnr_float > 20
     assert result.sqnr_reference is None or result.sqnr_reference > 60
     assert result.speedup > 0
