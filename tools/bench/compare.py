@@ -62,6 +62,7 @@ class Comparison:
             "int8_kernels": report.int8_kernels,
             "layers": report.layers,
             "sqnr_float_db": self._sqnr(flow, "output", "float", "reference"),
+            "reference_sqnr_float_db": self._sqnr(flow, "reference", "float", "reference"),
             "sqnr_reference_db": self._sqnr(flow, "output", flow, "reference"),
             "latency_seconds": latency.median,
             "latency_seconds_middle_half": latency.quartiles,
@@ -98,7 +99,7 @@ def main() -> None:
     else:
         host = read_host()
         features = ", ".join(host.features)
-        print(f"{host.cpu} ({features}), {arguments.threads} threads, torch {torch.__version__}")
+        print(f"{host.cpu} ({features}), threads: {arguments.threads}, torch {torch.__version__}")
 
 
 def compare(model: str, threads: int, rounds: int, progress: StageProgress) -> Comparison:
@@ -141,6 +142,7 @@ def table(result: dict[str, Any]) -> Group:
     compared = (
         f"latency {ours:.3f} of torchao's (middle half of the turns {low:.3f} to {high:.3f})",
         f"latency of float {speedup:.2f} of ours",
+        f"reference to float {_decibel(result['flows']['versatil']['reference_sqnr_float_db'])}",
         f"against torchao's: reference {_decibel(result['references_sqnr_db'])}",
         f"against torchao's: output {_decibel(result['outputs_sqnr_db'])}",
     )
