@@ -123,9 +123,19 @@ def forget_dynamo_inputs(module: torch.fx.GraphModule) -> None:
 def compile_with_inductor(
     module: torch.fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """Compile a graph with Inductor, under the configuration in force."""
+    """Run the pre-grad passes in force on a graph, and compile it with Inductor.
+
+    Inductor would run them itself, but some versions (2.9) have dropped the fake values by then,
+    and a pass that fails would be reported as a failure of Inductor.
+    """
     compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
-    compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(inputs))
+    config: Any = importlib.import_module("torch._inductor.config")
+    slot = config.pre_grad_custom_pass
+    for graph_pass in slot if isinstance(slot, (list, tuple)) else [slot] if slot else []:
+        graph_pass(module.graph)
+    module.recompile()
+    with patch_inductor_config({"pre_grad_custom_pass": None}):
+        compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(inputs))
     return compiled
 
 

@@ -69,7 +69,9 @@ class CompiledModel(torch.nn.Module):
     def run_lowered(self, *args: Any, **kwargs: Any) -> Any:
         """Run the lowered graph, as :func:`versatil_core.lower` makes it, without compiling."""
         if self._lowered is None:
-            _log.warning("Dynamo does not compile this call: running the lowered graph, slower int8")
+            _log.warning(
+                "Dynamo does not compile this call: running the lowered graph, slower int8"
+            )
             self._lowered = lower(self.reference, self.backend)
         return self._lowered(*args, **kwargs)
 
@@ -141,9 +143,8 @@ def dynamo_backend(backend: BasePT2EBackend) -> Callable[..., Callable[..., Any]
         check_host(backend)
         with torch.no_grad(), backend.environment_context():
             frozen, kept = _with_constants(module, inputs)
-            compiled = _torch_compat.compile_with_inductor(
-                frozen, [inputs[index] for index in kept]
-            )
+            kept_inputs = [inputs[index] for index in kept]
+            compiled = _torch_compat.compile_with_inductor(frozen, kept_inputs)
         if len(kept) == len(inputs):
             return compiled
         return lambda *args: compiled(*[args[index] for index in kept])

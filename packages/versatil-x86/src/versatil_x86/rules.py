@@ -3,6 +3,7 @@
 import torch
 
 from versatil_passes.lowering_rules import LoweringRules
+from versatil_x86._torch_compat import has_dynamic_conv_kernel
 from versatil_x86.cpu_features import CPUFeatures
 
 MACHINE_TYPES = ("x86_64", "amd64")
@@ -25,7 +26,9 @@ def x86_lowering_rules(features: CPUFeatures) -> LoweringRules:
         # The kernels refuse s8 activations.
         activation_dtypes=(torch.uint8,),
         weight_granularities=frozenset({"per_channel", "per_tensor"}),
-        dynamic_ops=frozenset({"linear", "conv1d", "conv2d"}),
+        dynamic_ops=frozenset(
+            {"linear", "conv1d", "conv2d"} if has_dynamic_conv_kernel() else {"linear"}
+        ),
         post_ops={
             "linear": frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"}),
             "conv1d": frozenset({"relu"}),
