@@ -18,10 +18,13 @@ def tiny_subject(progress: StageProgress) -> Subject:
     with progress.stage("make"):
         generator = torch.Generator().manual_seed(0)
         batches = torch.split(torch.randn(12, 8, generator=generator), 4)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     return Subject(
         title="a tiny net",
-        model=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).eval(),
-        calibration=((batches[0],),),
+        model=model,
+        calibration=tuple((batch,) for batch in batches),
         held_out=((batches[1],), (batches[2],)),
         held_out_name="8 unseen rows",
         answers=lambda outputs: outputs.argmax(dim=1),
