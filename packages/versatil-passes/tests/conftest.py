@@ -1,13 +1,11 @@
-"""Quantized references built by hand, the fused forms, the judge of numerics, golden graphs.
+"""Quantized references built by hand, the fused forms, the judge of numerics.
 
 torchao is not installed where these tests run: ``Quantized`` writes the same graphs as its ``convert_pt2e``.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,13 @@ import torch
 import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
 from versatil_passes import Int8Lowering, LoweringRecord, LoweringRules, OneDNNKernels
 
 qd, aten = torch.ops.quantized_decomposed, torch.ops.aten
 QuantParams = tuple[float, int, int, int, torch.dtype]
 
-GOLDEN = Path(__file__).parent / "golden"
 NARROW: QuantParams = (0.0625, 64, 0, 127, torch.uint8)
 """With ``reduce_range``, two products u8*s8 fit in s16: exact on every CPU."""
 FULL: QuantParams = (0.03125, 128, 0, 255, torch.uint8)
@@ -241,6 +238,7 @@ def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[
 
 
 RELU, HARDTANH = ("relu",), ("hardtanh",)
+# fmt: off
 FORMS = {
     "linear": linear(),
     "linear_3d": linear((2, 5, 16)),
@@ -265,18 +263,14 @@ FORMS = {
     "linear_add": linear(residual="input"),
     "linear_add_in_place": linear(residual="in_place"),
     "linear_add_computed": linear(residual="computed"),
-    "linear_3d_add_relu_computed": linear(
-        (2, 5, 16), residual="computed", post_op=F.relu, post_ops=RELU
-    ),
+    "linear_3d_add_relu_computed": linear((2, 5, 16), residual="computed", post_op=F.relu, post_ops=RELU),
     "linear_add_relu": linear(residual="input", post_op=F.relu, post_ops=RELU),
     "linear_int8": linear(output=WIDE),
     "linear_relu_int8": linear(output=WIDE, post_op=F.relu, post_ops=RELU),
     "linear_gelu_int8": linear(output=WIDE, post_op=nn.GELU(), post_ops=("gelu",)),
     "linear_int8_narrow": linear(output=TIGHT),
     "linear_relu_int8_narrow": linear(output=TIGHT, post_op=F.relu, post_ops=RELU),
-    "linear_hardtanh_int8_narrow": linear(
-        output=TIGHT, post_op=nn.Hardtanh(-0.4, 2.0), post_ops=HARDTANH
-    ),
+    "linear_hardtanh_int8_narrow": linear(output=TIGHT, post_op=nn.Hardtanh(-0.4, 2.0), post_ops=HARDTANH),
     "conv1d": conv1d(),
     "conv1d_no_bias_per_tensor": conv1d(geometry={"bias": False}, is_per_channel=False),
     "conv1d_geometry": conv1d(geometry={"stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
@@ -300,13 +294,7 @@ FORMS = {
     "conv2d_same": conv2d(geometry={"padding": "same", "dilation": (1, 2)}),
     "conv2d_valid": conv2d(geometry={"padding": "valid", "stride": 2}),
     "conv2d_dynamic": conv2d(is_dynamic=True, geometry={"padding": 1}),
-    "conv2d_dynamic_add_relu": conv2d(
-        is_dynamic=True,
-        residual="computed",
-        post_op=F.relu,
-        post_ops=RELU,
-        is_channels_last=True,
-    ),
+    "conv2d_dynamic_add_relu": conv2d(is_dynamic=True, residual="computed", post_op=F.relu, post_ops=RELU, is_channels_last=True),
     "conv2d_relu": conv2d(post_op=F.relu, post_ops=RELU),
     "conv2d_relu6": conv2d(post_op=nn.ReLU6(inplace=True), post_ops=HARDTANH),
     "conv2d_hardtanh": conv2d(post_op=nn.Hardtanh(-0.5, 0.75), post_ops=HARDTANH),
@@ -318,9 +306,7 @@ FORMS = {
     "conv2d_add_computed": conv2d(residual="computed", is_channels_last=True),
     "conv2d_add_relu": conv2d(residual="input", post_op=F.relu, post_ops=RELU),
     "conv2d_add_quantized_int8": conv2d(residual="quantized", output=WIDE),
-    "conv2d_add_quantized_relu_int8": conv2d(
-        residual="quantized", output=WIDE, post_op=F.relu, post_ops=RELU, is_channels_last=True
-    ),
+    "conv2d_add_quantized_relu_int8": conv2d(residual="quantized", output=WIDE, post_op=F.relu, post_ops=RELU, is_channels_last=True),
     "conv2d_int8": conv2d(output=WIDE),
     "conv2d_relu_int8": conv2d(output=WIDE, post_op=F.relu, post_ops=RELU),
     "conv2d_silu_int8": conv2d(output=WIDE, post_op=nn.SiLU(), post_ops=("silu",)),
@@ -328,6 +314,7 @@ FORMS = {
     "conv2d_relu_int8_narrow": conv2d(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "conv2d_relu6_int8_narrow": conv2d(output=TIGHT, post_op=nn.ReLU6(), post_ops=HARDTANH),
 }
+# fmt: on
 
 
 def export(module: nn.Module, *inputs: Any, **options: Any) -> GraphModule:
@@ -361,53 +348,6 @@ def assert_exact(result: Tensor, expected: Tensor) -> None:
     signal = expected.double().norm().item()
     assert signal > 0
     assert noise == 0 or 20 * math.log10(signal / noise) > 100
-
-
-def describe(graph: Graph) -> str:
-    """One line for each node, with names that only depend on the ops, and arguments by their names in the schema."""
-    counts: Counter[str] = Counter()
-    names: dict[Node, str] = {}
-    lines = []
-    for node in graph.nodes:
-        if node.op == "call_module":  # the guards that torch.export adds, different in each version
-            continue
-        lines.append(_line(node, names, counts))
-    return "\n".join(lines) + "\n"
-
-
-def _line(node: Node, names: dict[Node, str], counts: Counter[str]) -> str:
-    if node.op == "output":
-        return f"return {_text(node.args[0], names)}"
-    base = node.target if isinstance(node.target, str) else node.target.__name__.split(".")[0]
-    count = counts[str(base)]
-    counts[str(base)] += 1
-    names[node] = f"%{base}_{count}" if count else f"%{base}"
-    if node.op in {"placeholder", "get_attr"}:
-        return f"{names[node]} = {node.op} {_shape(node)}"
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return f"{names[node]} = {base}{_text(node.args, names)}"
-    schema = node.target._schema
-    arguments = {
-        **{known.name: value for known, value in zip(schema.arguments, node.args, strict=False)},
-        **node.kwargs,
-    }
-    shown = ", ".join(f"{name}={_text(value, names)}" for name, value in arguments.items())
-    return f"{names[node]} = {node.target}({shown}) {_shape(node)}".rstrip()
-
-
-def _shape(node: Node) -> str:
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return ""
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
-def _text(value: Any, names: dict[Node, str]) -> str:
-    if isinstance(value, Node):
-        return names[value]
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_text(item, names) for item in value)}]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -445,28 +385,12 @@ class Builders:
     export = staticmethod(export)
     lower = staticmethod(lower)
     assert_exact = staticmethod(assert_exact)
-    describe = staticmethod(describe)
-    golden = GOLDEN
 
 
 @pytest.fixture(scope="session")
 def build() -> Builders:
     """Return the builders."""
     return Builders()
-
-
-@pytest.fixture
-def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Return a function that compares a text with ``golden/<name>.txt``."""
-
-    def check(name: str, text: str) -> None:
-        path = GOLDEN / f"{name}.txt"
-        if request.config.getoption("--update-golden"):
-            path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"no {path.name}: run pytest --update-golden and review what it wrote"
-        assert text == path.read_text(encoding="utf-8"), "run pytest --update-golden and review"
-
-    return check
 
 
 @pytest.fixture(autouse=True)

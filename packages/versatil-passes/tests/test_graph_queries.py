@@ -11,7 +11,9 @@ from versatil_passes.graph_queries import (
     erase_unread,
     is_mutating,
     is_view_like,
+    is_written,
     module_path_of,
+    module_paths_of,
     node_order,
     nodes_between,
     only_user,
@@ -104,6 +106,21 @@ def test_a_result_put_into_an_argument_is_mutation() -> None:
     assert is_mutating(graph.call_function(torch.add, (x, x), {"out": y}))
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.sin().cos(), False),
+        (lambda x: x.sin().add_(1), True),
+        (lambda x: x.sin().view(4).t().add_(1), True),
+        (lambda x: x.sin().cos().add_(1), False),
+    ],
+)
+def test_a_value_is_written_to_itself_or_through_a_view(function: Any, *, expected: bool) -> None:
+    graph = symbolic_trace(function).graph
+    sin = next(node for node in graph.nodes if node.target == "sin")
+    assert is_written(sin) is expected
+
+
 def test_inputs_and_outputs_do_not_mutate() -> None:
     graph = symbolic_trace(lambda x: x.relu()).graph
     assert not any(is_mutating(node) for node in graph.nodes)
@@ -177,6 +194,9 @@ def test_constants() -> None:
         ("L['self'].encoder.0", "encoder.0"),
         ("L['self']", ""),
         ("L['self'].encoder[0].out", "encoder.0.out"),
+        ("L['self']._modules['encoder'][0]", "encoder.0"),
+        ("getattr(getattr(L['fn'], '0'), '1')", "0.1"),
+        ("getattr(L['self'].encoder, 'my layer')", "encoder.my layer"),
         ("L['self']._modules['encoder']", "encoder"),
     ],
 )
@@ -184,6 +204,14 @@ def test_module_paths(recorded: str, path: str) -> None:
     node = _call("call_function", aten.relu.default)
     node.meta["nn_module_stack"] = {"outer": ("outer", object), "inner": (recorded, object)}
     assert module_path_of(node) == path
+
+
+def test_all_modules_around_a_node() -> None:
+    node = _call("call_function", aten.relu.default)
+    node.meta["nn_module_stack"] = {
+        name: (path, object) for name, path in (("a", ""), ("b", "encoder"), ("c", "encoder.0@1"))
+    }
+    assert module_paths_of(node) == ["", "encoder", "encoder.0"]
 
 
 def test_a_node_without_modules_belongs_to_the_root() -> None:

@@ -152,6 +152,22 @@ def test_a_constant() -> None:
     assert not is_overwritable(constant, reader)
 
 
+def test_an_op_that_returns_its_argument_without_saying_so() -> None:
+    """Dropout in inference, say: its schema promises a new tensor, its value lives in the old one's memory."""
+
+    def function(h: Tensor, x: Tensor) -> Any:
+        s = x.sin()
+        same = s.cos()
+        return _kernel(s, h), same
+
+    graph = make_fx(function, tracing_mode="fake")(*_inputs())
+    reader, residual = _reader_and_residual(graph)
+    assert is_overwritable(residual, reader)
+    (same,) = [user for user in residual.users if user is not reader]
+    same.meta["val"] = residual.meta["val"].view(4, 4)
+    assert not is_overwritable(residual, reader)
+
+
 @pytest.mark.parametrize("other", [None, 1.0, "x"])
 def test_what_is_no_node(other: Any) -> None:
     graph = make_fx(lambda h: h.sin(), tracing_mode="fake")(torch.randn(2))
