@@ -104,8 +104,8 @@ def test_host_without_cpuinfo() -> None:
 
 
 def test_compiler_is_found_by_inductors_rule() -> None:
-    paths = {"g++": "/bin/g++", "clang++": "/bin/clang++", "mine": "/opt/mine"}
-    assert find_compiler({"CXX": "mine"}, paths.get) == "/opt/mine"
+    paths = {"g++": "/bin/g++", "clang++": "/bin/clang++", "mine": "/usr/local/mine"}
+    assert find_compiler({"CXX": "mine"}, paths.get) == "/usr/local/mine"
     assert find_compiler({}, paths.get) in {"/bin/g++", "/bin/clang++"}
     assert find_compiler({"CXX": "gone"}, paths.get) is None
 
