@@ -27,7 +27,6 @@ from versatil_passes.lowering_rules import LoweringRules
 from versatil_passes.onednn_kernels import OneDNNKernels
 
 aten = torch.ops.aten
-_CLAMPING_POST_OPS = ("none", "relu", "hardtanh")  # a narrower output range folds into these
 
 
 class Int8Lowering:
@@ -186,10 +185,10 @@ class Int8Lowering:
         """Follow single readers from ``node`` and take what the kernel can do as well."""
         chain = self._take_residual(_Chain(call, (node,)), op)
         chain = self._take_post_op(chain, op)
-        quantized = self._take_quantize(chain, op)
+        quantized = self._take_quantize(chain)
         if chain.call.other is not None and not _is_residual_form(quantized.call):
             # Kernels add in place: float to float, or uint8 to uint8. Inductor fuses the rest into one loop.
-            return self._take_quantize(self._take_post_op(_Chain(call, (node,)), op), op)
+            return self._take_quantize(self._take_post_op(_Chain(call, (node,)), op))
         return quantized
 
     def _take_residual(self, chain: "_Chain", op: str) -> "_Chain":
@@ -235,7 +234,7 @@ class Int8Lowering:
             return chain
         return chain.extended(reader, replace(chain.call, post_op=name, post_op_args=args))
 
-    def _take_quantize(self, chain: "_Chain", op: str) -> "_Chain":
+    def _take_quantize(self, chain: "_Chain") -> "_Chain":
         quantize = chain.next_op({torch.ops.quantized_decomposed.quantize_per_tensor.default})
         if quantize is None or not self.rules.allow_int8_output:
             return chain
@@ -248,16 +247,9 @@ class Int8Lowering:
             output_quant_max=quant_max,
             output_dtype=dtype,
         )
-        if dtype not in self.rules.activation_dtypes or (
-            call.is_output_narrow and not self._folds_clamp(call, op)
-        ):
+        if dtype not in self.rules.activation_dtypes:
             return chain
         return chain.extended(quantize, call)
-
-    def _folds_clamp(self, call: Int8Call, op: str) -> bool:
-        """Whether the kernel can clamp to a range narrower than its dtype (see ``onednn_kernels``)."""
-        clamps = self.rules.admits_post_op(op, "hardtanh", has_residual=call.other is not None)
-        return clamps and call.post_op in _CLAMPING_POST_OPS
 
 
 def _geometry(node: Node, op: str) -> tuple[list[int], list[int], list[int], int] | None:

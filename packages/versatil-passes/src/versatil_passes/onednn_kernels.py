@@ -125,10 +125,15 @@ def bind(
         The last result that ``emit`` returned.
     """
     head = (call.qx, call.x_scale, call.x_zero_point, packed, call.w_scale, weight_zero_points)
-    if call.other is None:
-        return _kernel(call, emit, head)
-    if not is_in_place:
+    if call.other is not None and not is_in_place:
         return _kernel_then_add(call, emit, head)
+    y = _kernel(call, emit, head) if call.other is None else _kernel_in_place(call, emit, head)
+    if call.is_output_narrow and not _folds_clamp(call):
+        y = _clamp(call, y, emit)
+    return y
+
+
+def _kernel_in_place(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
     output = (call.output_scale, call.output_zero_point, call.output_dtype)
     residual = (call.other_scale, call.other_zero_point, "sum", 1.0)
     packet = onednn.qlinear_pointwise if call.geometry is None else onednn.qconv2d_pointwise
@@ -156,14 +161,21 @@ def _kernel(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
     return emit(kernel, *head, call.bias, *(call.geometry or ()), *output, *_post_op(call))
 
 
-def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
-    """The kernel's post op, with the clamp of a narrow output folded in.
+def _folds_clamp(call: Int8Call) -> bool:
+    """Whether the clamp of a narrow output can be a post op: the kernel for conv1d, and every addition, knows none."""
+    is_conv1d = call.geometry is not None and len(call.geometry[0]) == 1
+    return call.other is None and not is_conv1d and call.post_op in {"none", "relu", "hardtanh"}
 
-    The kernel itself clamps an int8 output to its dtype's range. A reference with ``reduce_range`` clamps to less, so
-    the bounds are applied in float first: ``(quant_min - zero_point) * scale`` and the same for ``quant_max``.
+
+def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:
+    """The kernel's post op, with the clamp of a narrow output folded in where possible.
+
+    The kernel itself clamps an int8 output to its dtype's range; a reference with ``reduce_range`` clamps to less.
+    Here the bounds are applied in float first: ``(quant_min - zero_point) * scale`` and the same for ``quant_max``.
+    Where that can't be, the int8 result is clamped afterwards, which comes to the same: both follow the rounding.
     """
     name, args = call.post_op, list(call.post_op_args)
-    if call.is_output_narrow:
+    if call.is_output_narrow and _folds_clamp(call):
         low = (call.output_quant_min - call.output_zero_point) * call.output_scale
         high = (call.output_quant_max - call.output_zero_point) * call.output_scale
         bounds = {"none": (low, high), "relu": (0.0, high), "hardtanh": tuple(args)}[name]
@@ -194,8 +206,14 @@ def quantize(call: Int8Call, y: Any, emit: Emit) -> Any:
     """Quantize as ``quantized_decomposed.quantize_per_tensor`` does: multiply by ``1 / scale``, round half to even."""
     y = emit(aten.round.default, emit(aten.mul.Tensor, y, 1.0 / call.output_scale))
     y = emit(aten.add.Tensor, y, call.output_zero_point)
-    y = emit(aten.clamp.default, y, call.output_quant_min, call.output_quant_max)
+    y = _clamp(call, y, emit)
     return emit(prims.convert_element_type.default, y, call.output_dtype)
+
+
+def _clamp(call: Int8Call, y: Any, emit: Emit) -> Any:
+    """Clamp to the output's quant range; in two ops, since Inductor has taken ``clamp`` apart by now."""
+    y = emit(aten.clamp_min.default, y, call.output_quant_min)
+    return emit(aten.clamp_max.default, y, call.output_quant_max)
 
 
 def _call(operator: Any, *args: Any) -> Any:
