@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from versatil_passes import Int8Lowering, LoweringRecord, LoweringRules, OneDNNKernels
 
-qd, aten = torch.ops.quantized_decomposed, torch.ops.aten
+qd = torch.ops.quantized_decomposed
 QuantParams = tuple[float, int, int, int, torch.dtype]
 
 NARROW: QuantParams = (0.0625, 64, 0, 127, torch.uint8)
@@ -225,7 +225,6 @@ def conv2d(
 
 def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[str, Any]) -> Form:
     post_ops = options.pop("post_ops", ())
-    is_channels_last = options.pop("is_channels_last", False)
     residual, output = options.get("residual"), options.get("output")
     return Form(
         lambda: Quantized(layer(), **options),
@@ -233,7 +232,7 @@ def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[
         (*(("add",) if residual else ()), *post_ops),
         output[4] if output else torch.float32,
         residual is not None,
-        is_channels_last,
+        options.pop("is_channels_last", False),
     )
 
 
