@@ -6,6 +6,7 @@ torchao is not installed where these tests run: ``Quantized`` writes the same gr
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -171,15 +172,9 @@ def dequantized(buffers: Any, **options: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Form:
-    """One form that a kernel computes as a whole.
+    """One form that a kernel computes as a whole, and what the record must say of it.
 
-    Attributes:
-        make: Makes the module.
-        shape: Shape of its input.
-        post_ops: The fused post ops that the record must name.
-        output_dtype: Dtype of the kernel's result that the record must name.
-        has_residual: Whether the module takes a second input, of the result's shape.
-        is_channels_last: Memory format of the input.
+    With a residual, the module takes a second input of its result's shape.
     """
 
     make: Callable[[], nn.Module]
@@ -207,20 +202,22 @@ def linear(shape: tuple[int, ...] = (5, 16), *, has_bias: bool = True, **options
     return _form(lambda: nn.Linear(16, 12, bias=has_bias), shape, options)
 
 
-def conv1d(
-    channels: tuple[int, int] = (8, 12), kernel: int = 3, *, geometry: Any = None, **options: Any
+def conv(
+    kind: Any,
+    size: Any,
+    channels: Any = (8, 12),
+    kernel: int = 3,
+    *,
+    geometry: Any = None,
+    **options: Any,
 ) -> Form:
-    """Form of a 1-d convolution over 10 positions."""
-    make = lambda: nn.Conv1d(*channels, kernel, **(geometry or {}))  # noqa: E731
-    return _form(make, (2, channels[0], 10), options)
+    """Form of a convolution of two images."""
+    make = lambda: kind(*channels, kernel, **(geometry or {}))  # noqa: E731
+    return _form(make, (2, channels[0], *size), options)
 
 
-def conv2d(
-    channels: tuple[int, int] = (8, 12), kernel: int = 3, *, geometry: Any = None, **options: Any
-) -> Form:
-    """Form of a 2-d convolution over an image of 10 by 9."""
-    make = lambda: nn.Conv2d(*channels, kernel, **(geometry or {}))  # noqa: E731
-    return _form(make, (2, channels[0], 10, 9), options)
+conv1d = partial(conv, nn.Conv1d, (10,))
+conv2d = partial(conv, nn.Conv2d, (10, 9))
 
 
 def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[str, Any]) -> Form:
@@ -242,8 +239,7 @@ FORMS = {
     "linear": linear(),
     "linear_3d": linear((2, 5, 16)),
     "linear_1d": linear((16,)),
-    "linear_no_bias": linear(has_bias=False),
-    "linear_per_tensor": linear(is_per_channel=False),
+    "linear_no_bias_per_tensor": linear(has_bias=False, is_per_channel=False),
     "linear_full_range": linear(activation=FULL, is_pair_safe=True),
     "linear_dynamic": linear(is_dynamic=True),
     "linear_dynamic_per_tensor": linear((2, 5, 16), is_dynamic=True, is_per_channel=False),
@@ -270,6 +266,7 @@ FORMS = {
     "linear_int8_narrow": linear(output=TIGHT),
     "linear_relu_int8_narrow": linear(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "linear_hardtanh_int8_narrow": linear(output=TIGHT, post_op=nn.Hardtanh(-0.4, 2.0), post_ops=HARDTANH),
+    "linear_gelu_int8_narrow": linear(output=TIGHT, post_op=nn.GELU(), post_ops=("gelu",)),
     "conv1d": conv1d(),
     "conv1d_no_bias_per_tensor": conv1d(geometry={"bias": False}, is_per_channel=False),
     "conv1d_geometry": conv1d(geometry={"stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
@@ -279,12 +276,13 @@ FORMS = {
     "conv1d_relu": conv1d(post_op=F.relu, post_ops=RELU),
     "conv1d_int8": conv1d(output=WIDE),
     "conv1d_relu_int8": conv1d(output=WIDE, post_op=F.relu, post_ops=RELU),
+    "conv1d_int8_narrow": conv1d(output=TIGHT),
+    "conv1d_relu_int8_narrow": conv1d(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "conv1d_dynamic": conv1d(is_dynamic=True),
     "conv2d": conv2d(),
     "conv2d_channels_last": conv2d(is_channels_last=True),
-    "conv2d_no_bias": conv2d(geometry={"bias": False}),
     "conv2d_pointwise": conv2d(kernel=1),
-    "conv2d_per_tensor": conv2d(is_per_channel=False),
+    "conv2d_no_bias_per_tensor": conv2d(geometry={"bias": False}, is_per_channel=False),
     "conv2d_full_range": conv2d(activation=FULL, is_pair_safe=True),
     "conv2d_stride_padding": conv2d(geometry={"stride": (2, 1), "padding": (0, 2)}),
     "conv2d_dilation": conv2d(geometry={"dilation": (1, 2), "padding": 1}),
@@ -312,6 +310,8 @@ FORMS = {
     "conv2d_int8_narrow": conv2d(output=TIGHT),
     "conv2d_relu_int8_narrow": conv2d(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "conv2d_relu6_int8_narrow": conv2d(output=TIGHT, post_op=nn.ReLU6(), post_ops=HARDTANH),
+    "conv2d_silu_int8_narrow": conv2d(output=TIGHT, post_op=nn.SiLU(), post_ops=("silu",)),
+    "conv2d_add_quantized_int8_narrow": conv2d(residual="quantized", output=TIGHT, is_channels_last=True),
 }
 # fmt: on
 
@@ -379,8 +379,7 @@ class Builders:
     int8_weight = staticmethod(int8_weight)
     dequantized = staticmethod(dequantized)
     linear = staticmethod(linear)
-    conv1d = staticmethod(conv1d)
-    conv2d = staticmethod(conv2d)
+    conv1d, conv2d = conv1d, conv2d
     export = staticmethod(export)
     lower = staticmethod(lower)
     assert_exact = staticmethod(assert_exact)

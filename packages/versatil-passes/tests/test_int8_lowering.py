@@ -215,37 +215,6 @@ def test_nothing_is_taken_from_behind_a_write(build: Any) -> None:
     build.assert_exact(module(*inputs), expected)
 
 
-NOT_FOLDED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "linear gelu": ("linear", {"post_op": nn.GELU()}, ("gelu",)),
-    "linear silu": ("linear", {"post_op": nn.SiLU()}, ("silu",)),
-    "conv2d silu": ("conv2d", {"post_op": nn.SiLU()}, ("silu",)),
-    "conv2d hardswish": ("conv2d", {"post_op": nn.Hardswish()}, ("hardswish",)),
-    "conv1d": ("conv1d", {}, ()),
-    "conv1d relu": ("conv1d", {"post_op": F.relu}, ("relu",)),
-}
-
-
-@pytest.mark.parametrize("name", NOT_FOLDED)
-def test_a_narrow_output_that_no_clamp_can_express_is_not_fused(name: str, build: Any) -> None:
-    """Case 30: the kernel would clamp to its dtype's range instead."""
-    op_name, options, post_ops = NOT_FOLDED[name]
-    module, inputs = getattr(build, op_name)(output=build.tight, **options).build()
-    expected = module(*inputs)
-    assert int(expected.max()) == 127  # values beyond the range are there to be clamped
-
-    (op,) = build.lower(module).lowered
-
-    assert (op.post_ops, op.output_dtype) == (post_ops, torch.float32)
-    build.assert_exact(module(*inputs), expected)
-
-
-def test_an_int8_residual_with_a_narrow_output_is_clamped(build: Any) -> None:
-    module, inputs = build.conv2d(residual="quantized", output=build.tight).build()
-    expected = module(*inputs)
-    build.lower(module, allow_in_place=True)
-    build.assert_exact(module(*inputs), expected)
-
-
 RESTRICTIONS: dict[str, dict[str, Any]] = {
     "no post ops": {"post_ops": {}},
     "other post ops": {"post_ops": {"linear": frozenset({"silu"})}},

@@ -46,24 +46,28 @@ def test_neutral_operators_run_without_kernels_bound(form: Any, build: Any) -> N
 
 
 NARROW_OUTPUTS = [
-    "linear_int8_narrow",
-    "linear_relu_int8_narrow",
-    "linear_hardtanh_int8_narrow",
-    "conv2d_int8_narrow",
-    "conv2d_relu_int8_narrow",
-    "conv2d_relu6_int8_narrow",
+    *(f"linear{op}_int8_narrow" for op in ("", "_relu", "_hardtanh", "_gelu")),
+    *(f"conv1d{op}_int8_narrow" for op in ("", "_relu")),
+    *(f"conv2d{op}_int8_narrow" for op in ("", "_relu", "_relu6", "_silu", "_add_quantized")),
 ]
 
 
+def test_the_list_of_narrow_outputs_is_whole(build: Any) -> None:
+    assert set(NARROW_OUTPUTS) == {name for name in build.forms if name.endswith("narrow")}
+
+
+@pytest.mark.parametrize("allow_in_place", [False, True])
 @pytest.mark.parametrize("name", NARROW_OUTPUTS)
-def test_a_narrow_output_is_clamped_as_in_the_reference(name: str, build: Any) -> None:
+def test_a_narrow_output_is_clamped_as_in_the_reference(
+    name: str, build: Any, *, allow_in_place: bool
+) -> None:
     """Case 30, with inputs far beyond the calibrated range."""
-    module, (x,) = build.forms[name].build()
-    x = 5 * x
-    expected = module(x)
+    module, inputs = build.forms[name].build()
+    inputs = tuple(5 * value for value in inputs)
+    expected = module(*inputs)
     assert int(expected.max()) == 127
-    build.lower(module)
-    result = module(x)
+    build.lower(module, allow_in_place=allow_in_place)
+    result = module(*inputs)
     assert int(result.max()) == 127
     build.assert_exact(result, expected)
 
@@ -81,6 +85,7 @@ def _in_place_kernels(module: GraphModule) -> list[str]:
         ("conv2d_add_computed", "onednn.qconv2d_pointwise.binary"),
         ("conv2d_dynamic_add_relu", "onednn.qconv2d_pointwise.binary_tensor"),
         ("conv2d_add_quantized_relu_int8", "onednn.qconv2d_pointwise.binary"),
+        ("conv2d_add_quantized_int8_narrow", "onednn.qconv2d_pointwise.binary"),
         ("linear_add", None),
         ("conv2d_add", None),
         ("conv2d_add_quantized_int8", None),  # the residual is not channels last
@@ -282,20 +287,21 @@ def test_compiled_models_leave_their_inputs_alone(build: Any) -> None:
 
 
 class Block(nn.Module):
-    """Two residuals that may be added in place, a dynamic layer, one output that is clamped, one view to cross."""
+    """Two residuals that may be added in place, a dynamic layer, and two clamped outputs."""
 
     def __init__(self, build: Any) -> None:
         super().__init__()
         self.params = build.tight
         self.first = build.quantized(nn.Linear(16, 12), output=build.tight)
+        self.gelu = build.quantized(nn.Linear(16, 12), output=build.tight, post_op=F.gelu)
         self.second = build.quantized(nn.Linear(16, 12), residual="computed", post_op=F.relu)
         self.conv = build.quantized(nn.Conv2d(8, 12, 3), residual="computed")
         self.dynamic = build.quantized(nn.Linear(16, 12), is_dynamic=True)
 
     def forward(self, x: Tensor, y: Tensor, image: Tensor, other: Tensor) -> Any:
-        q = self.first(x)
         return (
-            qd.dequantize_per_tensor(q, *self.params),
+            qd.dequantize_per_tensor(self.first(x), *self.params),
+            qd.dequantize_per_tensor(self.gelu(x), *self.params),
             self.second(x, y),
             self.conv(image, other),
             self.dynamic(x.abs() + 1),
@@ -316,12 +322,12 @@ def test_compiled_models_add_in_place_where_it_is_safe(build: Any) -> None:
     for once, twice, wanted in zip(first, second, expected, strict=True):
         assert torch.equal(once, twice)
         assert twice.shape == wanted.shape
-    clamped, *floats = first
-    steps = ((clamped - expected[0]) / build.tight[0]).round().abs()
-    assert int(steps.max()) <= 1
-    for result, wanted in zip(floats, expected[1:], strict=True):
+    for result, wanted in zip(first[:2], expected[:2], strict=True):
+        assert torch.equal(result.max(), wanted.max())
+        assert int(((result - wanted) / build.tight[0]).round().abs().max()) <= 1
+    for result, wanted in zip(first[2:], expected[2:], strict=True):
         build.assert_exact(result, wanted)
-    assert _kernels(code) == ["qconv2d_pointwise", *["qlinear_pointwise"] * 3]
+    assert _kernels(code) == ["qconv2d_pointwise", *["qlinear_pointwise"] * 4]
     assert code.count("'sum'") == 2
     assert code.count("torch.uint8, 'hardtanh', [-0.6, 0.67]") == 1
     assert "torch.ops.versatil" not in code
