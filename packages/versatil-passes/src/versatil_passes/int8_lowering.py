@@ -13,6 +13,7 @@ from versatil_passes.graph_queries import (
     constant_of,
     erase_unread,
     is_mutating,
+    is_view_like,
     is_written,
     module_path_of,
     node_order,
@@ -85,6 +86,8 @@ class Int8Lowering:
                 lowered.append(self._lower(node, name))
             except _Declined as why:
                 declined.append(DeclinedOp(node.name, module_path_of(node), name, str(why)))
+        if any(op.op != "linear" for op in lowered):
+            _let_views_copy(graph)
         names = {node.name: position for node, position in order.items()}
         self.record = LoweringRecord(
             tuple(sorted(lowered, key=lambda op: names[op.node])),
@@ -294,6 +297,19 @@ def _emit(chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
         member.graph.erase_node(member)
     erase_unread(node for node in inputs if is_dequantize(node))
     return record
+
+
+def _let_views_copy(graph: Graph) -> None:
+    """Make each view a reshape, which copies where memory is laid out otherwise: convolution kernels write channels last.
+
+    Where somebody writes to that memory a copy would go unnoticed; there the view stays, and torch refuses it.
+    """
+    for view in graph.find_nodes(op="call_function", target=aten.view.default):
+        owner = view
+        while isinstance(owner, Node) and is_view_like(owner):
+            owner = owner.args[0]
+        if not is_written(owner):
+            view.target = aten.reshape.default
 
 
 class _Declined(Exception):  # noqa: N818 - not an error: a decision, with its reason
