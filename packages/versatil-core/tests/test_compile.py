@@ -356,6 +356,24 @@ def test_wrong_inputs_are_explained(
     assert global_state() == before
 
 
+def test_a_wrong_input_by_name_is_explained_in_any_order(backend: Any) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * gain
+
+    example = {"x": inputs(), "gain": torch.tensor(2.0)}
+    compiled = compile(quantize(Scaled(), example, backend, [example]), backend)
+
+    with pytest.raises(InputError, match=r"input 0 \(x\): .*, got \(3, 16\)") as error:
+        compiled(gain=torch.tensor(2.0), x=inputs(3))
+
+    assert error.value.input_name == "x"
+
+
 def test_a_size_out_of_range_is_explained(any_batch: GraphModule, backend: Any) -> None:
     with pytest.raises(InputError, match=r"dimension 0 must be in 1 … 64"):
         compile(any_batch, backend)(inputs(65))

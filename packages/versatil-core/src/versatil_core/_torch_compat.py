@@ -38,6 +38,15 @@ def unflatten_for_call(
     return call
 
 
+def keyword_order(module: torch.fx.GraphModule) -> list[str]:
+    """Names of the inputs by name, in the order of the placeholders; none if not exported."""
+    spec = getattr(module, "_in_spec", None)
+    if spec is None:
+        return []
+    _, kwargs = pytree.tree_unflatten([None] * spec.num_leaves, spec)
+    return list(kwargs)
+
+
 def same_structure(
     args: Sequence[Any], kwargs: Mapping[str, Any], like: tuple[Sequence[Any], Mapping[str, Any]]
 ) -> bool:
