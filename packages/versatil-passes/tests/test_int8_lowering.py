@@ -198,6 +198,39 @@ def test_a_shortcut_through_a_convolution_without_recorded_values(build: Any) ->
     build.assert_exact(module(x), expected)
 
 
+@pytest.mark.parametrize("output", [None, (0.05, 100, 0, 255, torch.uint8)])
+def test_a_view_behind_a_convolution_copies_where_it_must(output: Any, build: Any) -> None:
+    """The kernel writes channels last, so that ``x.view(x.size(0), -1)`` is no view any more."""
+    layer = build.quantized(nn.Conv2d(8, 12, 3), output=output)
+
+    def function(_: Any, x: Tensor) -> Tensor:
+        y = layer(x)
+        return y.view(y.size(0), -1)
+
+    module = build.function(function)
+    module.layer = layer
+    x = torch.randn(2, 8, 6, 6)
+    exported = build.export(module, x)
+    expected = exported(x)
+    assert len(build.lower(exported).lowered) == 1
+    build.assert_exact(exported(x), expected)
+
+
+def test_a_view_that_is_written_through_is_never_a_copy(build: Any) -> None:
+    def function(buffers: Any, x: Tensor, other: Tensor) -> Any:
+        other = other.sin()
+        other.view(-1).mul_(2)
+        return F.conv2d(build.through_int8(x), build.dequantized(buffers)), other
+
+    inputs = torch.randn(2, 8, 6, 6), torch.randn(3, 4)
+    module = build.export(build.function(function, **build.int8_weight(12, 8, 3, 3)), *inputs)
+    expected = module(*inputs)
+    build.lower(module)
+    for result, wanted in zip(module(*inputs), expected, strict=True):
+        build.assert_exact(result, wanted)
+    assert "aten.view.default" in str(module.graph)
+
+
 def test_nothing_is_taken_from_behind_a_write(build: Any) -> None:
     """The addition reads ``other`` after something was written there; the kernel must not read it earlier."""
 
