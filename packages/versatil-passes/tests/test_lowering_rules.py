@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from versatil_passes import LoweringRules
+from versatil_passes import LoweringRules, RulesError
 
 MACHINE = ("x86_64",)
 
@@ -22,14 +22,14 @@ MACHINE = ("x86_64",)
     ],
 )
 def test_a_misspelled_name_is_refused(rules: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"{complaint} in LoweringRules: use one of"):
+    with pytest.raises(RulesError, match=f"{complaint} in LoweringRules: use one of"):
         LoweringRules(MACHINE, **rules)
 
 
 @pytest.mark.parametrize("post_op", ["silu", "gelu", "hardswish", "hardtanh"])
 def test_only_relu_may_follow_an_addition(post_op: str) -> None:
     """The addition is written out for it alone: any other would be dropped."""
-    with pytest.raises(ValueError, match=f"'{post_op}'"):
+    with pytest.raises(RulesError, match=f"'{post_op}'"):
         LoweringRules(MACHINE, residual_post_ops={"linear": frozenset({"relu", post_op})})
 
 

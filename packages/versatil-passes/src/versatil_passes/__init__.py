@@ -2,7 +2,7 @@
 
 from versatil_passes.__about__ import __version__
 from versatil_passes.decompose_quantization import DecomposeQuantization
-from versatil_passes.errors import PassError, PassOrderError, VersatilError
+from versatil_passes.errors import PassError, PassOrderError, RulesError, VersatilError
 from versatil_passes.int8_lowering import Int8Lowering
 from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
 from versatil_passes.lowering_rules import LoweringRules
@@ -23,6 +23,7 @@ __all__ = [
     "PassError",
     "PassOrderError",
     "QuantLiftUp",
+    "RulesError",
     "VersatilError",
     "__version__",
     "chain_pass",

@@ -4,7 +4,8 @@
 
     VersatilError
     ├── PassError        (RuntimeError)  a graph pass failed; names the passes that ran before it
-    └── PassOrderError   (ValueError)    a chain was built in an order that its members forbid
+    ├── PassOrderError   (ValueError)    a chain was built in an order that its members forbid
+    └── RulesError       (ValueError)    lowering rules name something that no lowering knows
 
 ``versatil_core.errors`` continues the tree.
 """
@@ -48,3 +49,18 @@ class PassOrderError(VersatilError, ValueError):
         super().__init__(
             f"{pass_name} must run after {must_follow}: put {must_follow} first in the chain"
         )
+
+
+class RulesError(VersatilError, ValueError):
+    """Lowering rules name an operator, a post op or a granularity that no lowering knows.
+
+    Attributes:
+        name: The unknown name.
+        known: The names that are known in its place.
+    """
+
+    def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
+        """Build the message from the unknown name and the known ones."""
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(f"unknown {what} {name!r} in LoweringRules: use one of {list(known)}")

@@ -158,10 +158,12 @@ class Int8Lowering:
             )
         weight, scale, zero_point = args_of(dequantize)[:3]
         value = constant_of(weight)
-        if value is None:
+        if value is None and weight.op == "placeholder":
             raise _Declined(
                 "its weight is an input of the graph, not a constant: freezing is off, or gradients are on"
             )
+        if value is None:
+            raise _Declined("its weight is quantized at run time: convert with fold_quantize=True")
         if value.dtype is not torch.int8:
             raise _Declined(f"its weight is {value.dtype}; the kernels take int8")
         assert isinstance(weight, Node)

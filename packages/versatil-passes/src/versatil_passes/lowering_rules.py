@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from versatil_passes.errors import RulesError
+
 OPS = frozenset({"linear", "conv1d", "conv2d"})
 POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
 RESIDUAL_POST_OPS = frozenset({"relu"})
@@ -31,7 +33,7 @@ class LoweringRules:
             at hand, or ``None`` where they never do.
 
     Raises:
-        ValueError: A name is none of those listed above.
+        RulesError: A name is none of those listed above.
     """
 
     machine_types: tuple[str, ...]
@@ -57,9 +59,7 @@ class LoweringRules:
         ):
             unknown = sorted(given - known)
             if unknown:
-                raise ValueError(
-                    f"unknown {what} {unknown[0]!r} in LoweringRules: use one of {sorted(known)}"
-                )
+                raise RulesError(what, unknown[0], sorted(known))
 
     def admits_post_op(self, op: str, post_op: str, *, has_residual: bool) -> bool:
         """Whether the kernel of ``op`` applies ``post_op``, after an addition if ``has_residual``.

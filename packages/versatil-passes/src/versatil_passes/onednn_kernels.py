@@ -247,7 +247,8 @@ class _Constants:
         activation = (
             () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
         )
-        key = ("weight", str(call.weight.target), repr(call.geometry), activation)
+        scales = (str(call.w_scale.target), repr(call.w_scale.args))
+        key = ("weight", str(call.weight.target), scales, repr(call.geometry), activation)
         return self._get(key, lambda: pack(call, weight, w_scale), call.weight)
 
     def weight_zero_points(self, call: Int8Call) -> Node:
