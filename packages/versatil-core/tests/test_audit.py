@@ -95,7 +95,8 @@ def test_an_int8_layer_says_what_its_kernel_also_does(reference: GraphModule, ba
 
     assert {layer.kernel for layer in layers} == {"onednn.qlinear_pointwise"}
     assert [layer.post_ops for layer in layers] == [("relu",), ("relu",), (), ()]
-    assert [layer.output_dtype for layer in layers] == ["float32"] * 4
+    outputs = [layer.output_dtype for layer in layers]
+    assert outputs == ["uint8", "uint8", "float32", "float32"]
 
 
 def test_it_says_the_same_as_lower(reference: GraphModule, backend: Any) -> None:
@@ -133,7 +134,7 @@ def test_the_table_names_every_layer_and_reason(reference: GraphModule, backend:
     assert [row[0] for row in rows if row[0] in names] == names
     assert sum(row[2] == "int8" for row in rows if row[0] in names) == 4
     words = " ".join(row[-1] for row in rows).split()
-    assert "linear + relu -> float32" in " ".join(words)
+    assert "linear + relu -> uint8" in " ".join(words)
     assert "the quantizer did not annotate this layer" in " ".join(words)
 
 
