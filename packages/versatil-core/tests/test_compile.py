@@ -19,7 +19,6 @@ from torch.fx import Graph, GraphModule
 
 from versatil_core import (
     CompiledModel,
-    InputError,
     LoweringError,
     UnsupportedHostError,
     compile,  # noqa: A004 -- the verb
@@ -328,55 +327,6 @@ def test_two_threads_with_two_backends(linear_backend: Backend, codes: list[str]
     assert not torch.equal(results["static"], results["dynamic"])
     assert len(codes) == 2
     assert all("qlinear_pointwise" in code for code in codes)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "text", "input_name"),
-    [
-        ((inputs(3),), r"input 0 \((.*)\): expected the shape \(4, 16\), got \(3, 16\)", True),
-        ((inputs()[0],), r"expected the shape \(4, 16\), got \(16,\)", True),
-        ((inputs().double(),), r"expected torch.float32, got torch.float64", True),
-        (([1.0],), r"expected a tensor, got float", True),
-        ((), r"the model takes 1 inputs \((.*)\), got 0", False),
-        ((inputs(), inputs()), r"the model takes 1 inputs \((.*)\), got 2", False),
-    ],
-)
-def test_wrong_inputs_are_explained(
-    reference: GraphModule, backend: Any, wrong: tuple[Any, ...], text: str, *, input_name: bool
-) -> None:
-    compiled = compile(reference, backend)
-    [placeholder] = reference.graph.find_nodes(op="placeholder")
-    before = global_state()
-
-    with pytest.raises(InputError, match=text) as error:
-        compiled(*wrong)
-
-    assert error.value.input_name == (placeholder.name if input_name else None)
-    assert error.value.__cause__ is not None
-    assert global_state() == before
-
-
-def test_a_wrong_input_by_name_is_explained_in_any_order(backend: Any) -> None:
-    class Scaled(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(16, 4)
-
-        def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-            return self.linear(x) * gain
-
-    example = {"x": inputs(), "gain": torch.tensor(2.0)}
-    compiled = compile(quantize(Scaled(), example, backend, [example]), backend)
-
-    with pytest.raises(InputError, match=r"input 0 \(x\): .*, got \(3, 16\)") as error:
-        compiled(gain=torch.tensor(2.0), x=inputs(3))
-
-    assert error.value.input_name == "x"
-
-
-def test_a_size_out_of_range_is_explained(any_batch: GraphModule, backend: Any) -> None:
-    with pytest.raises(InputError, match=r"dimension 0 must be in 1 … 64"):
-        compile(any_batch, backend)(inputs(65))
 
 
 def test_a_machine_without_the_kernels(

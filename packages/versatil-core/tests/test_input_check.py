@@ -1,11 +1,14 @@
 """Each way in which an input may not fit is said in words that name it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.fx import GraphModule
 
+from versatil_core import InputError, compile, quantize  # noqa: A004 -- the verb
 from versatil_core.input_check import input_faults
 from versatil_core.reference_info import DynamicSize, InputSpec
 
@@ -98,3 +101,76 @@ def test_a_wrong_fixed_size_says_how_to_make_it_dynamic() -> None:
     assert "use size 4 in dimension 0" in text
     assert "dynamic_shapes" in text
     assert "drop_last=True" in text
+
+
+# What a compiled model says of a call that torch refuses; nothing gets as far as being compiled.
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def inputs(size: int = 4) -> torch.Tensor:
+    return torch.randn(size, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def backend(linear_backend: Callable[..., Any]) -> Any:
+    """Return a static backend."""
+    return linear_backend()
+
+
+@pytest.fixture
+def reference(backend: Any) -> GraphModule:
+    """Return a reference for batches of 4."""
+    return quantize(model(), inputs(), backend, [inputs()])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text", "input_name"),
+    [
+        ((inputs(3),), r"input 0 \((.*)\): expected the shape \(4, 16\), got \(3, 16\)", True),
+        ((inputs()[0],), r"expected the shape \(4, 16\), got \(16,\)", True),
+        ((inputs().double(),), r"expected torch.float32, got torch.float64", True),
+        (([1.0],), r"expected a tensor, got float", True),
+        ((), r"the model takes 1 inputs \((.*)\), got 0", False),
+        ((inputs(), inputs()), r"the model takes 1 inputs \((.*)\), got 2", False),
+    ],
+)
+def test_wrong_inputs_are_explained(
+    reference: GraphModule, backend: Any, wrong: tuple[Any, ...], text: str, *, input_name: bool
+) -> None:
+    compiled = compile(reference, backend)
+    [placeholder] = reference.graph.find_nodes(op="placeholder")
+
+    with pytest.raises(InputError, match=text) as error:
+        compiled(*wrong)
+
+    assert error.value.input_name == (placeholder.name if input_name else None)
+    assert error.value.__cause__ is not None
+
+
+def test_a_wrong_input_by_name_is_explained_in_any_order(backend: Any) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * gain
+
+    example = {"x": inputs(), "gain": torch.tensor(2.0)}
+    compiled = compile(quantize(Scaled(), example, backend, [example]), backend)
+
+    with pytest.raises(InputError, match=r"input 0 \(x\): .*, got \(3, 16\)") as error:
+        compiled(gain=torch.tensor(2.0), x=inputs(3))
+
+    assert error.value.input_name == "x"
+
+
+def test_a_size_out_of_range_is_explained(backend: Any) -> None:
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    any_batch = quantize(model(), inputs(), backend, [inputs()], dynamic_shapes=(batch,))
+
+    with pytest.raises(InputError, match=r"dimension 0 must be in 1 … 64"):
+        compile(any_batch, backend)(inputs(65))
