@@ -173,3 +173,15 @@ def test_lowering_twice_is_refused(linear_backend: Backend) -> None:
 
     with pytest.raises(LoweringError, match="lowered already"):
         lower(lowered, backend)
+
+
+def test_packed_weights_are_no_state(linear_backend: Any) -> None:
+    """They are opaque, and made anew from the reference wherever it is lowered."""
+    x = torch.randn(2, 8)
+    backend = linear_backend()
+    reference = quantize(torch.nn.Linear(8, 4), x, backend, calibration=[x])
+
+    state = lower(reference, backend).state_dict()
+
+    assert not any(value.is_mkldnn for value in state.values())
+    assert all(name in reference.state_dict() for name in state)

@@ -23,6 +23,8 @@ MIN_FLOAT_DB = 60.0
 """A float result at least this close (SQNR) is the same computation in another order of summation."""
 MAX_STEP_SHARE = 0.001
 """Share of int8 elements that may be one step off: values that lie between two steps round either way."""
+MIN_END_TO_END_DB = 10.0
+"""SQNR of a whole model against its reference below which its ops are not put together rightly."""
 MAX_END_TO_END_LOSS_DB = 0.3
 """How much farther from float than the reference a whole model may be: flips of one step that add up."""
 
@@ -91,8 +93,15 @@ class ExactnessReport:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every op agrees, no input was written to, and the whole is as near to float as the reference."""
-        is_near = self.loss_db is None or self.loss_db <= MAX_END_TO_END_LOSS_DB
+        """Whether every op agrees, no input was written to, and the whole is near the reference.
+
+        Near means: no farther from float than the reference is, where that is known; otherwise,
+        above a floor that only tells apart flips of one step, which add up, from a wrong graph.
+        """
+        if self.loss_db is None:
+            is_near = self.end_to_end_db >= MIN_END_TO_END_DB
+        else:
+            is_near = self.loss_db <= MAX_END_TO_END_LOSS_DB
         return not self.disagreements and self.are_inputs_untouched and is_near
 
     def raise_if_inexact(self) -> None:

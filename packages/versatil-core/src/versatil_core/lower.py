@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 from versatil_core._torch_compat import copy_graph_module
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.errors import LoweringError, UnsupportedHostError
+from versatil_core.quantize import drop_unused_state
 from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
 from versatil_passes import Int8Lowering, LoweringRecord, OneDNNKernels, PassChain, QuantLiftUp
@@ -39,7 +40,8 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     lowered, record = lowered_copy(reference, backend)
     warn_about_saturation(record, backend.lowering_rules)
     OneDNNKernels(allow_in_place=False)(lowered.graph)
-    lowered = GraphModule(lowered, lowered.graph)  # keeps only what the graph still reads
+    drop_unused_state(lowered)
+    lowered.recompile()
     lowered.meta[_RECORD] = record
     return lowered
 
