@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch._inductor.config as inductor_config
 
+from versatil_core.compile import inductor_values
 from versatil_core.environment import environment_variables
 
 Backend = Callable[..., Any]
@@ -117,7 +118,7 @@ def test_activating_stays(linear_backend: Backend) -> None:
 
 def _activate_and_check(backend: Any) -> None:
     # In a thread of its own, since from torch 2.12 on its configuration ends with it.
-    before = {name: getattr(inductor_config, name) for name in ("freezing", "pre_grad_custom_pass")}
+    before = {name: getattr(inductor_config, name) for name in inductor_values(backend)}
     try:
         backend.activate_environment()
         assert inductor_config.freezing is True
