@@ -28,7 +28,7 @@ def test_demo(tmp_path: Path, model: str, int8_layers: int) -> None:
     declined = {layer["op"] for layer in result["declined"]}
     assert result["int8_layers"] == int8_layers
     assert declined == (FLOAT_IN_MINILM if model == "minilm" else set())
-    assert result["exact_ops"] == result["ops"] == int8_layers
+    assert result["exact_ops"] == result["ops"] >= int8_layers
     assert result["int8_accuracy"] > result["float_accuracy"] - 0.05
     assert result["int8_bytes"] < result["float_bytes"]
     assert list(tmp_path.iterdir()) == []

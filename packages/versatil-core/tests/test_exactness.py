@@ -17,7 +17,6 @@ from versatil_core import (
     compile,  # noqa: A004 -- the verb
     lower,
     quantize,
-    sqnr_db,
 )
 from versatil_passes import LoweringRules, VersatilError, onednn_kernels
 
@@ -369,32 +368,3 @@ def test_limits(op: OpExactness, *, is_exact: bool) -> None:
     assert ExactnessReport((op,), 100.0, are_inputs_untouched=True, loss_db=None).is_exact is (
         is_exact
     )
-
-
-@pytest.mark.parametrize(
-    ("result", "expected", "db"),
-    [
-        ([1.0, 2.0], [1.0, 2.0], math.inf),
-        ([0.0, 0.0], [0.0, 0.0], math.inf),
-        ([], [], math.inf),
-        ([0.0, 1e-9], [0.0, 0.0], -math.inf),
-        ([math.nan, 1.0], [1.0, 1.0], -math.inf),
-        ([1.0, 1.0], [math.nan, 1.0], -math.inf),
-        ([math.inf, 1.0], [1.0, 1.0], -math.inf),
-        ([math.inf, 1.0], [math.inf, 1.0], -math.inf),
-        ([1.1, 0.0], [1.0, 0.0], 20.0),
-        ([0.0, 0.0], [3.0, 4.0], 0.0),
-        ([-1.0], [1.0], -6.02),
-    ],
-)
-def test_sqnr_db(result: list[float], expected: list[float], db: float) -> None:
-    got = sqnr_db(torch.tensor(result), torch.tensor(expected))
-
-    assert got == pytest.approx(db, abs=0.01)
-
-
-def test_sqnr_db_does_not_round_in_half_precision() -> None:
-    """Norms are taken in float64: the squares of these would overflow."""
-    x = torch.full((4,), 60_000.0, dtype=torch.float16)
-
-    assert sqnr_db(x, x / 2) == pytest.approx(0.0, abs=0.01)

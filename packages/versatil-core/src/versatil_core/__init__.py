@@ -34,13 +34,8 @@ from versatil_core.errors import (
     UnsupportedVersionError,
     VersatilError,
 )
-from versatil_core.exactness import (
-    ExactnessReport,
-    InexactError,
-    OpExactness,
-    check_exactness,
-    sqnr_db,
-)
+from versatil_core.exactness import check_exactness, sqnr_db
+from versatil_core.exactness_report import ExactnessReport, InexactError, OpExactness
 from versatil_core.export import export
 from versatil_core.inductor_settings import InductorSettings, PinnedSetting
 from versatil_core.lower import lower

@@ -79,6 +79,7 @@ class Audit:
     def __rich__(self) -> Any:
         """The same table for a rich console."""
         from rich.table import Table
+        from rich.text import Text
 
         title = f"{self.int8_count} of {len(self.layers)} layers int8 ({self.backend})"
         table = Table(title=title, title_justify="left", show_edge=False)
@@ -88,10 +89,10 @@ class Audit:
         table.add_column("fused, output; or the reason", overflow="fold")
         for layer in self.layers:
             table.add_row(
-                layer.module_path or layer.node,
+                Text(layer.module_path or layer.node),  # as it is: a name may look like markup
                 layer.op,
                 "int8" if layer.is_int8 else "float",
-                _what(layer),
+                Text(_what(layer)),
             )
         return table
 

@@ -109,4 +109,4 @@ def _torch_handlers() -> list[logging.Handler]:
 def _print_plain(console: Console, text: str) -> None:
     """Print text as it is: no markup, no colours, no line breaks of rich's making."""
     with contextlib.suppress(BrokenPipeError):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ UNSTEADY_SHARE = 0.25  # of the median, from the lower to the upper quartile
 
 def print_result(result: RenderableType) -> None:
     """Print on stdout; colours only in a terminal."""
-    Console(highlight=False).print(result)
+    Console(highlight=False, markup=False, emoji=False).print(result)
 
 
 def demo_report(result: DemoResult) -> RenderableType:

@@ -3,10 +3,8 @@
 Every op is fed the reference's own inputs, so that errors cannot add up or hide behind one another.
 """
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,122 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from versatil_core._torch_compat import copy_graph_module
 from versatil_core.compile import CompiledModel, compile  # noqa: A004 -- the verb
+from versatil_core.errors import LoweringError
+from versatil_core.exactness_report import ExactnessReport, OpExactness
 from versatil_core.lower import is_lowered, lowered_copy
-from versatil_passes import QuantLiftUp, VersatilError
+from versatil_passes import QuantLiftUp
 from versatil_passes.graph_queries import is_mutating
-
-MIN_FLOAT_DB = 60.0
-"""A float result at least this close (SQNR) is the same computation in another order of summation."""
-MAX_STEP_SHARE = 0.001
-"""Share of int8 elements that may be one step off: values that lie between two steps round either way."""
-MIN_END_TO_END_DB = 10.0
-"""SQNR of a whole model against its reference below which its ops are not put together rightly."""
-MAX_END_TO_END_LOSS_DB = 0.3
-"""How much farther from float than the reference a whole model may be: flips of one step that add up."""
-
-
-class InexactError(VersatilError, AssertionError):
-    """Int8 kernels do not give what the reference defines; ``report`` has the details."""
-
-    def __init__(self, report: "ExactnessReport") -> None:
-        """Show the whole report."""
-        self.report = report
-        super().__init__(
-            f"{len(report.disagreements)} of {len(report.ops)} ops are not exact\n{report}"
-        )
-
-
-@dataclass(frozen=True)
-class OpExactness:
-    """How one op compares with the reference, both fed the reference's inputs.
-
-    Attributes:
-        node: Name of the reference's node whose value was compared.
-        op: ``"linear + relu -> uint8"`` for a lowered op, else the operator's name.
-        dtype: Dtype of the result.
-        sqnr_db: Signal to difference, in dB, of a float result; ``inf`` where equal. ``None`` for an integer one.
-        max_steps: Largest difference, in steps, of an integer result; ``None`` for a float one.
-        different_share: Share of the elements of an integer result that differ; ``None`` for a float one.
-    """
-
-    node: str
-    op: str
-    dtype: torch.dtype
-    sqnr_db: float | None
-    max_steps: int | None
-    different_share: float | None
-
-    @property
-    def is_exact(self) -> bool:
-        """Float: at least 60 dB. Integer: within one step, and different in at most 0.1 % of the elements."""
-        if self.sqnr_db is not None:
-            return self.sqnr_db >= MIN_FLOAT_DB
-        assert self.max_steps is not None
-        assert self.different_share is not None
-        return self.max_steps <= 1 and self.different_share <= MAX_STEP_SHARE
-
-
-@dataclass(frozen=True)
-class ExactnessReport:
-    """What :func:`check_exactness` found; ``print`` it for a table of the ops that disagree.
-
-    Attributes:
-        ops: Every op that was compared, in graph order.
-        end_to_end_db: SQNR of the whole model's result against the reference's, each fed only the inputs.
-        are_inputs_untouched: Whether every input tensor was as before after the run.
-        loss_db: How much farther from float than the reference the result is, in dB; ``None`` without a float model.
-    """
-
-    ops: tuple[OpExactness, ...]
-    end_to_end_db: float
-    are_inputs_untouched: bool
-    loss_db: float | None
-
-    @property
-    def disagreements(self) -> tuple[OpExactness, ...]:
-        """The ops that are not exact."""
-        return tuple(op for op in self.ops if not op.is_exact)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every op agrees, no input was written to, and the whole is near the reference.
-
-        Near means: no farther from float than the reference is, where that is known; otherwise,
-        above a floor that only tells apart flips of one step, which add up, from a wrong graph.
-        """
-        if self.loss_db is None:
-            is_near = self.end_to_end_db >= MIN_END_TO_END_DB
-        else:
-            is_near = self.loss_db <= MAX_END_TO_END_LOSS_DB
-        return not self.disagreements and self.are_inputs_untouched and is_near
-
-    def raise_if_inexact(self) -> None:
-        """Raise unless :attr:`is_exact`.
-
-        Raises:
-            InexactError: With this report.
-        """
-        if not self.is_exact:
-            raise InexactError(self)
-
-    def __str__(self) -> str:
-        """A summary, and a table of the ops that disagree."""
-        from rich.console import Console
-        from rich.table import Table
-
-        loss = "" if self.loss_db is None else f", {self.loss_db:+.2f} dB farther from float"
-        inputs = "inputs untouched" if self.are_inputs_untouched else "INPUTS WERE OVERWRITTEN"
-        exact = len(self.ops) - len(self.disagreements)
-        summary = f"{exact} of {len(self.ops)} ops exact; end to end {self.end_to_end_db:.1f} dB{loss}; {inputs}"
-        if not self.disagreements:
-            return summary
-        table = Table("node", "op", "dtype", "difference", show_edge=False)
-        for op in self.disagreements:
-            table.add_row(op.node, op.op, str(op.dtype).removeprefix("torch."), _difference(op))
-        buffer = io.StringIO()
-        console = Console(file=buffer, width=100, no_color=True)
-        console.print(table)
-        return f"{summary}\n{buffer.getvalue().rstrip()}"
 
 
 def check_exactness(
@@ -156,6 +43,7 @@ def check_exactness(
 
     Raises:
         TypeError: ``candidate`` is neither lowered nor compiled.
+        LoweringError: ``candidate`` was compiled from another reference.
 
     Example:
         >>> import torch
@@ -167,28 +55,36 @@ def check_exactness(
         >>> check_exactness(reference, lower(reference, backend), (x,)).is_exact
         True
     """
-    before = [value.clone() for value in inputs if isinstance(value, torch.Tensor)]
+    reference_inputs, candidate_inputs = (
+        _copies(inputs),
+        _copies(inputs),
+    )  # a model may write to its inputs
     with torch.no_grad():
         lifted = copy_graph_module(reference)
         QuantLiftUp()(lifted.graph)
         recorder = _Recorder(lifted)
-        expected = recorder.run(*inputs)
+        expected = recorder.run(*reference_inputs)
         if is_lowered(candidate):
             assert isinstance(candidate, GraphModule)
-            ops = tuple(_walk(candidate, recorder.values, inputs, expected))
+            ops = tuple(_walk(candidate, recorder.values, _copies(inputs), expected))
         elif isinstance(candidate, CompiledModel):
+            if candidate.reference is not reference:
+                raise LoweringError(
+                    "the candidate was compiled from another reference: check it against candidate.reference"
+                )
             ops = tuple(_check_pieces(lifted, candidate, recorder.values))
         else:
             raise TypeError(
                 f"candidate must come from lower() or compile(), not be a {type(candidate).__name__}"
             )
-        result = candidate(*inputs)
+        result = candidate(*candidate_inputs)
         loss_db = None
         if float_model is not None:
-            wanted = float_model(*inputs)
+            wanted = float_model(*_copies(inputs))
             loss_db = _tree_sqnr_db(expected, wanted) - _tree_sqnr_db(result, wanted)
-    after = [value for value in inputs if isinstance(value, torch.Tensor)]
-    untouched = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    untouched = all(
+        _is_equal(old, new) for old, new in zip(reference_inputs, candidate_inputs, strict=True)
+    )
     return ExactnessReport(ops, _tree_sqnr_db(result, expected), untouched, loss_db)
 
 
@@ -200,16 +96,18 @@ def sqnr_db(result: torch.Tensor, expected: torch.Tensor) -> float:
         expected: A tensor of the same shape.
 
     Returns:
-        ``inf`` where the two are equal, ``-inf`` where only ``expected`` is all zero or one of them is not finite.
+        ``inf`` where the two are equal, ``-inf`` where only ``expected`` is all zero, or where one of them has
+        infinities or NaNs and the other has not the same. Otherwise those are left out.
 
     Example:
         >>> round(sqnr_db(torch.tensor([1.0, 1.1]), torch.tensor([1.0, 1.0])), 1)
         23.0
     """
-    signal, noise = (
-        expected.double().norm().item(),
-        (expected.double() - result.double()).norm().item(),
-    )
+    is_finite = torch.isfinite(expected)
+    if not _is_equal(expected[~is_finite], result[~is_finite]):
+        return -math.inf
+    wanted, got = expected[is_finite].double(), result[is_finite].double()
+    signal, noise = wanted.norm().item(), (wanted - got).norm().item()
     if noise == 0:
         return math.inf
     return 20 * math.log10(signal / noise) if signal > 0 and math.isfinite(noise) else -math.inf
@@ -340,6 +238,8 @@ class _Pieces:
 
 
 def _compare(node: str, op: str, result: torch.Tensor, expected: torch.Tensor) -> OpExactness:
+    if expected.is_complex() and result.is_complex():
+        result, expected = torch.view_as_real(result), torch.view_as_real(expected)
     dtype = expected.dtype
     if result.shape != expected.shape or result.dtype != dtype:
         return OpExactness(
@@ -355,12 +255,6 @@ def _compare(node: str, op: str, result: torch.Tensor, expected: torch.Tensor) -
     steps = (result.long() - expected.long()).abs()
     share = (steps != 0).double().mean().item() if steps.numel() else 0.0
     return OpExactness(node, op, dtype, None, int(steps.max()) if steps.numel() else 0, share)
-
-
-def _difference(op: OpExactness) -> str:
-    if op.sqnr_db is not None:
-        return f"{op.sqnr_db:.1f} dB"
-    return f"up to {op.max_steps} steps, in {100 * (op.different_share or 0):.2f} %"
 
 
 def _shares_memory(node: Node) -> bool:
@@ -385,8 +279,18 @@ def _tree_sqnr_db(result: Any, expected: Any) -> float:
 
 
 def _float_tensors(tree: Any) -> list[torch.Tensor]:
-    return [
-        leaf
-        for leaf in tree_leaves(tree)
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    ]
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    parts = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
+    return [part for part in parts if part.is_floating_point()]
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    if not isinstance(first, torch.Tensor):
+        return True
+    return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(
+        first.isnan(), second.isnan()
+    )

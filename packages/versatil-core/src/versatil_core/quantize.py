@@ -1,6 +1,7 @@
 """Turns a float model into a reference: quantize and dequantize around float operators."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 _ANNOTATION = "quantization_annotation"
+_exporting = threading.Lock()  # torch.export traces one model at a time
 
 
 def quantize(
@@ -74,13 +76,15 @@ def quantize(
     batches = _calibration_batches(targets, calibration)
     device_types = _common_device_types(targets)
     check_devices(model, model_inputs(example_inputs), device_types)
-    exported = export(
-        model,
-        example_inputs,
-        dynamic_shapes=dynamic_shapes,
-        strict=strict,
-        supported_device_types=device_types,
-    )
+    with _exporting:
+        exported = export(
+            model,
+            example_inputs,
+            dynamic_shapes=dynamic_shapes,
+            strict=strict,
+            supported_device_types=device_types,
+        )
+    state = {name: buffer.clone() for name, buffer in exported.named_buffers()}
     prepared = _prepare_in_place(exported, targets)
     names = positional_names(model)
     if batches is None:
@@ -92,8 +96,18 @@ def quantize(
         with _progress_bar(batches, show=progress) as shown:
             count = calibrate(prepared, shown, example_inputs, input_names=names)
     reference = _convert_in_place(prepared)
+    _restore_buffers(reference, state)
     attach_reference_info(reference, _info(reference, targets, count))
     return reference
+
+
+def _restore_buffers(reference: GraphModule, state: Mapping[str, torch.Tensor]) -> None:
+    """Undo what the model wrote to its own buffers, such as a counter, while it was calibrated."""
+    with torch.no_grad():
+        for name, buffer in reference.named_buffers():
+            before = state.get(name)
+            if before is not None and (before.shape, before.dtype) == (buffer.shape, buffer.dtype):
+                buffer.copy_(before)
 
 
 def prepare(exported: GraphModule, backend_or_targets: Targets) -> GraphModule:
@@ -154,7 +168,8 @@ def _quantizer(targets: Sequence[QuantizationTarget]) -> "Quantizer":
 def _convert_in_place(prepared: GraphModule) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    with torch.no_grad():
+    # torchao draws random example inputs for its patterns.
+    with _exporting, torch.no_grad(), torch.random.fork_rng(devices=[]):
         reference: GraphModule = convert_pt2e(prepared, fold_quantize=True)
     drop_unused_state(reference)
     reference.requires_grad_(False)

@@ -106,7 +106,7 @@ def reference_info(reference: torch.fx.GraphModule) -> ReferenceInfo:
     Raises:
         ModelFileError: The module was made by something else.
     """
-    info = reference.meta.get(_META_KEY)
+    info = getattr(reference, "meta", {}).get(_META_KEY)
     if not isinstance(info, ReferenceInfo):
         raise ModelFileError(
             "this module carries no information about its quantization: it must come from "

@@ -97,6 +97,9 @@ def load(path: str | os.PathLike[str]) -> GraphModule:
     manifest = read_manifest(path)
     _torch_compat.register_quantized_ops()
     try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"checksum of {damaged}")  # noqa: TRY301 -- explained below
         with Path(path).open("rb") as file:
             module = torch.export.load(file).module()
     # torch.export.load has no error of its own for damaged files.

@@ -13,7 +13,6 @@ from versatil_passes.graph_queries import (
     constant_of,
     erase_unread,
     is_mutating,
-    is_view_like,
     is_written,
     module_path_of,
     node_order,
@@ -25,6 +24,7 @@ from versatil_passes.graph_queries import (
 from versatil_passes.int8_ops import Int8Call
 from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
 from versatil_passes.lowering_rules import LoweringRules
+from versatil_passes.memory_layout import is_layout_read, keep_output_layouts, let_views_copy
 from versatil_passes.onednn_kernels import OneDNNKernels
 
 aten = torch.ops.aten
@@ -87,7 +87,8 @@ class Int8Lowering:
             except _Declined as why:
                 declined.append(DeclinedOp(node.name, module_path_of(node), name, str(why)))
         if any(op.op != "linear" for op in lowered):
-            _let_views_copy(graph)
+            let_views_copy(graph)
+            keep_output_layouts(graph)
         names = {node.name: position for node, position in order.items()}
         self.record = LoweringRecord(
             tuple(sorted(lowered, key=lambda op: names[op.node])),
@@ -107,6 +108,7 @@ class Int8Lowering:
             raise _Declined(f"the backend has no int8 kernel for {op}")
         activation = self._activation(node, op)
         weight, w_scale = self._weight(node)
+        _check_layout(node, op)
         bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
         if bias is not None and constant_of(bias) is None:
             raise _Declined("its bias is computed at run time; the kernel wants a constant")
@@ -183,6 +185,8 @@ class Int8Lowering:
             raise _Declined(
                 "its weight is not symmetric over constant output channels (axis 0, zero_point 0)"
             )
+        if constant_of(scale).dtype is not torch.float32:  # type: ignore[union-attr] # checked above
+            raise _Declined("its weight's scales are not float32: quantize with that default dtype")
         assert isinstance(scale, Node)
         return weight, scale
 
@@ -257,6 +261,20 @@ class Int8Lowering:
         return chain.extended(quantize, call)
 
 
+def _check_layout(node: Node, op: str) -> None:
+    """Convolution kernels take batches, and write channels last."""
+    if op == "linear":
+        return
+    dimensions = 3 if op == "conv1d" else 4
+    value = value_of(node)
+    if value is not None and value.dim() != dimensions:
+        raise _Declined(
+            f"its input has no batch dimension; the kernel takes {dimensions} dimensions"
+        )
+    if is_layout_read(node):
+        raise _Declined("an op behind it depends on the memory layout, which the kernel changes")
+
+
 def _geometry(node: Node, op: str) -> tuple[list[int], list[int], list[int], int] | None:
     if op == "linear":
         return None
@@ -299,19 +317,6 @@ def _emit(chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
         member.graph.erase_node(member)
     erase_unread(node for node in inputs if is_dequantize(node))
     return record
-
-
-def _let_views_copy(graph: Graph) -> None:
-    """Make each view a reshape, which copies where memory is laid out otherwise: convolution kernels write channels last.
-
-    Where somebody writes to that memory a copy would go unnoticed; there the view stays, and torch refuses it.
-    """
-    for view in graph.find_nodes(op="call_function", target=aten.view.default):
-        owner = view
-        while isinstance(owner, Node) and is_view_like(owner):
-            owner = owner.args[0]
-        if not is_written(owner):
-            view.target = aten.reshape.default
 
 
 class _Declined(Exception):  # noqa: N818 - not an error: a decision, with its reason
