@@ -174,3 +174,15 @@ def test_a_size_out_of_range_is_explained(backend: Any) -> None:
 
     with pytest.raises(InputError, match=r"dimension 0 must be in 1 … 64"):
         compile(any_batch, backend)(inputs(65))
+
+
+def test_a_numpy_array_is_refused_and_breaks_nothing(linear_backend: Any) -> None:
+    x = torch.randn(2, 8)
+    backend = linear_backend()
+    compiled = compile(quantize(torch.nn.Linear(8, 8), x, backend, calibration=[x]), backend)
+    expected = compiled(x)
+
+    with pytest.raises(InputError, match="expected a tensor, got ndarray"):
+        compiled(x.numpy())
+
+    assert torch.equal(compiled(x), expected)

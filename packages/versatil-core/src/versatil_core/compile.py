@@ -53,6 +53,10 @@ class CompiledModel(torch.nn.Module):
         Raises:
             InputError: An input does not fit what the model was exported with.
         """
+        if any(type(value).__module__ == "numpy" for value in (*args, *kwargs.values())):
+            # Dynamo would trace NumPy, fail, and leave the exported checks of the inputs broken.
+            error = TypeError("a NumPy array is no input of a compiled model")
+            _explain_inputs(self.reference, args, kwargs, error)
         try:
             with torch.no_grad():
                 return self._run(self, *args, **kwargs)
