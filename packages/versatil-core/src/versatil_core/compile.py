@@ -160,9 +160,8 @@ def dynamo_backend(backend: BasePT2EBackend) -> Callable[..., Callable[..., Any]
 
 def _with_constants(module: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
     """A copy of ``module`` in which static inputs are buffers, and the positions of the inputs that remain."""
-    frozen = _torch_compat.copy_graph_module(
-        module
-    )  # Dynamo reads the placeholders of its own graph afterwards
+    # A copy, since Dynamo reads the placeholders of its own graph afterwards.
+    frozen = _torch_compat.copy_graph_module(module)
     kept = []
     placeholders = frozen.graph.find_nodes(op="placeholder")
     for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):

@@ -18,6 +18,7 @@ from versatil_core.exactness_report import ExactnessReport, OpExactness
 from versatil_core.lower import is_lowered, lowered_copy
 from versatil_passes import QuantLiftUp
 from versatil_passes.graph_queries import is_mutating
+from versatil_passes.int8_lowering import is_dequantize
 
 
 def check_exactness(
@@ -55,10 +56,8 @@ def check_exactness(
         >>> check_exactness(reference, lower(reference, backend), (x,)).is_exact
         True
     """
-    reference_inputs, candidate_inputs = (
-        _copies(inputs),
-        _copies(inputs),
-    )  # a model may write to its inputs
+    # A model may write to its inputs.
+    reference_inputs, candidate_inputs = _copies(inputs), _copies(inputs)
     with torch.no_grad():
         lifted = copy_graph_module(reference)
         QuantLiftUp()(lifted.graph)
@@ -174,7 +173,7 @@ def _check_pieces(
         for node in lifted.graph.nodes
         if node.op == "call_function"
         and (node.name in lowered_as or node.name in survivors)
-        and not _is_dequantize(node)
+        and not is_dequantize(node)
         and isinstance(values[node.name], torch.Tensor)
     ]
     module = pieces.module_of(names)
@@ -263,10 +262,6 @@ def _shares_memory(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns
     )
-
-
-def _is_dequantize(node: Node) -> bool:
-    return str(node.target).startswith("quantized_decomposed.dequantize")
 
 
 def _tree_sqnr_db(result: Any, expected: Any) -> float:
