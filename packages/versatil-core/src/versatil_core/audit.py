@@ -1,7 +1,7 @@
 """Say of every layer whether it runs as int8, on which kernel, or why not."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,7 +9,9 @@ from torch.fx import GraphModule
 
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.lower import lowered_copy
-from versatil_passes import DeclinedOp, LoweredOp
+from versatil_core.reference_info import find_reference_info
+from versatil_core.saturation import saturation_advice
+from versatil_passes import DeclinedOp, LoweredOp, LoweringRules
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class LayerAudit:
         post_ops: What the kernel also does, such as ``("add", "relu")``.
         output_dtype: Dtype the kernel writes, such as ``"uint8"``; ``None`` for a float layer.
         reason: Why the layer stays float; ``None`` for an int8 layer.
+        may_saturate: Whether inputs exist for which the kernel's sums saturate on this CPU.
+        pair_sum: The largest sum of two neighbouring weights of the same sign; ``None`` where nothing can saturate.
+        pair_limit: The largest such sum that is safe; ``None`` likewise.
     """
 
     module_path: str
@@ -35,6 +40,9 @@ class LayerAudit:
     post_ops: tuple[str, ...]
     output_dtype: str | None
     reason: str | None
+    may_saturate: bool = False
+    pair_sum: int | None = None
+    pair_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,12 @@ class Audit:
     Attributes:
         backend: The backend's name.
         layers: Every layer that multiplies by weights, or matrices together, in the order in which they run.
+        notes: What else there is to know: why the model was quantized as it was, and what may go wrong here.
     """
 
     backend: str
     layers: tuple[LayerAudit, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def int8_count(self) -> int:
@@ -59,12 +69,19 @@ class Audit:
         """The layers that stay float."""
         return tuple(layer for layer in self.layers if not layer.is_int8)
 
+    @property
+    def saturating_layers(self) -> tuple[LayerAudit, ...]:
+        """The int8 layers whose sums may saturate on this CPU."""
+        return tuple(layer for layer in self.layers if layer.may_saturate)
+
     def to_dict(self) -> dict[str, Any]:
         """The audit as JSON values."""
         return {
             "backend": self.backend,
             "int8_count": self.int8_count,
             "layer_count": len(self.layers),
+            "may_saturate_count": len(self.saturating_layers),
+            "notes": list(self.notes),
             "layers": [asdict(layer) for layer in self.layers],
         }
 
@@ -77,7 +94,8 @@ class Audit:
         return buffer.getvalue().rstrip()
 
     def __rich__(self) -> Any:
-        """The same table for a rich console."""
+        """The same table for a rich console, with the notes below."""
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
@@ -92,9 +110,9 @@ class Audit:
                 Text(layer.module_path or layer.node),  # as it is: a name may look like markup
                 layer.op,
                 "int8" if layer.is_int8 else "float",
-                Text(_what(layer)),
+                Text(_what(layer), style="yellow" if layer.may_saturate else ""),
             )
-        return table
+        return Group(table, *(Text(note) for note in self.notes))
 
 
 def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
@@ -110,12 +128,28 @@ def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
     Raises:
         LoweringError: ``reference`` is no graph module, or is lowered already.
     """
-    _, record = lowered_copy(reference, backend)
+    rules = backend.lowering_rules
+    _, record = lowered_copy(reference, rules)
     order = {node.name: position for position, node in enumerate(reference.graph.nodes)}
     ops: Sequence[LoweredOp | DeclinedOp] = sorted(
         (*record.lowered, *record.declined), key=lambda op: order[op.node]
     )
-    return Audit(backend.name, tuple(_layer(op) for op in ops))
+    layers = tuple(_layer(op) for op in ops)
+    return Audit(backend.name, layers, tuple(_notes(reference, layers, rules)))
+
+
+def _notes(
+    reference: GraphModule, layers: Sequence[LayerAudit], rules: LoweringRules
+) -> Iterator[str]:
+    info = find_reference_info(reference)
+    for target in () if info is None else info.targets:
+        where = f" in {target.module_path}" if target.module_path else ""
+        for option, reason in target.reasons.items():
+            yield f"quantized with {option}={target.options.get(option)!r}{where}: {reason}"
+    count = sum(layer.may_saturate for layer in layers)
+    if count:
+        subject = "1 layer" if count == 1 else f"{count} layers"
+        yield f"{subject} may saturate here: {saturation_advice(rules)}"
 
 
 def _layer(op: LoweredOp | DeclinedOp) -> LayerAudit:
@@ -123,11 +157,24 @@ def _layer(op: LoweredOp | DeclinedOp) -> LayerAudit:
         return LayerAudit(op.module_path, op.op, op.node, False, None, (), None, op.reason)
     output_dtype = str(op.output_dtype).removeprefix("torch.")
     return LayerAudit(
-        op.module_path, op.op, op.node, True, op.kernel, op.post_ops, output_dtype, None
+        module_path=op.module_path,
+        op=op.op,
+        node=op.node,
+        is_int8=True,
+        kernel=op.kernel,
+        post_ops=op.post_ops,
+        output_dtype=output_dtype,
+        reason=None,
+        may_saturate=op.may_saturate,
+        pair_sum=op.pair_sum,
+        pair_limit=op.pair_limit,
     )
 
 
 def _what(layer: LayerAudit) -> str:
     if layer.reason is not None:
         return layer.reason
-    return f"{' + '.join((layer.op, *layer.post_ops))} -> {layer.output_dtype}"
+    what = f"{' + '.join((layer.op, *layer.post_ops))} -> {layer.output_dtype}"
+    if layer.may_saturate:
+        what += f"; may saturate here: a pair of weights adds up to {layer.pair_sum}, {layer.pair_limit} is safe"
+    return what

@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,14 @@ class BasePT2EBackend(ABC):
         Returns:
             A quantizer for ``prepare_pt2e``, alone or in a ``ComposableQuantizer``.
         """
+
+    @property
+    def option_reasons(self) -> Mapping[str, str]:
+        """Option -> why it has its value, for options that were chosen for a reason worth telling.
+
+        Kept in saved models, and shown by :func:`versatil_core.audit` and ``versatil doctor``.
+        """
+        return {}
 
     def environment_context(self) -> AbstractContextManager[None]:
         """Set the backend's environment variables and Inductor values in a ``with`` block.

@@ -2,8 +2,8 @@
 
 import inspect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,7 @@ def calibrate(
     example_inputs: Any,
     *,
     input_names: Sequence[str] = (),
+    observe_layers: bool = True,
 ) -> int:
     """Run batches through a prepared model, so that its observers see the ranges.
 
@@ -28,6 +29,7 @@ def calibrate(
         batches: Each is a tensor, a tuple or list of inputs, or a mapping of inputs by name.
         example_inputs: The inputs that the model was exported with.
         input_names: Names of the model's positional inputs, so that a mapping fits them too.
+        observe_layers: Whether to show each :class:`LayerObserver` what its layer gets.
 
     Returns:
         The number of batches.
@@ -38,16 +40,74 @@ def calibrate(
     """
     example = model_inputs(example_inputs)
     specs = input_specs(prepared)
+    run = _runner(prepared, observe_layers=observe_layers)
     count = 0
     with torch.no_grad():
         for batch in batches:
             call = _as_call(batch, count, example, input_names)
             check_inputs(specs, call.leaves, count)
-            prepared(*call.args, **call.kwargs)
+            run(call)
             count += 1
     if not count:
         raise empty_calibration_error()
     return count
+
+
+class LayerObserver(Protocol):
+    """A weight observer that also wants to see what its layer computes with.
+
+    A quantizer of a backend may insert observers with this method; they are called by
+    :func:`calibrate` for every batch, before the layer runs.
+    """
+
+    def observe_layer(
+        self, layer: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Look at one call of the layer.
+
+        Args:
+            layer: The operator whose second argument is the observed weight.
+            args: Its arguments, with the values of this batch; not to be written to.
+            kwargs: As well.
+        """
+
+
+class _LayerShowing(torch.fx.Interpreter):
+    """Runs a prepared module, and shows each layer's arguments to the observer of its weight."""
+
+    def __init__(
+        self, module: torch.fx.GraphModule, observers: Mapping[torch.fx.Node, LayerObserver]
+    ) -> None:
+        super().__init__(module)
+        self._observers = observers
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n in self._observers:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            self._observers[n].observe_layer(n.target, args, kwargs)  # type: ignore[arg-type]
+        return super().run_node(n)
+
+
+def _runner(
+    prepared: torch.fx.GraphModule, *, observe_layers: bool
+) -> Callable[[ModelInputs], object]:
+    observers = _layer_observers(prepared) if observe_layers else {}
+    if not observers:
+        return lambda call: prepared(*call.args, **call.kwargs)
+    interpreter = _LayerShowing(prepared, observers)
+    # An interpreter takes flat inputs only.
+    return lambda call: interpreter.run(*call.leaves, enable_io_processing=False)
+
+
+def _layer_observers(prepared: torch.fx.GraphModule) -> dict[torch.fx.Node, LayerObserver]:
+    found = {}
+    for node in prepared.graph.nodes:
+        weight = node.args[1] if node.op == "call_function" and len(node.args) > 1 else None
+        if isinstance(weight, torch.fx.Node) and weight.op == "call_module":
+            observer: Any = prepared.get_submodule(str(weight.target))
+            if hasattr(observer, "observe_layer"):
+                found[node] = observer
+    return found
 
 
 def first_batch_checked(calibration: Iterable[Any]) -> Iterable[Any]:

@@ -5,6 +5,7 @@ usage. Each command imports what it needs itself, so that ``--help`` is quick.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,6 +157,14 @@ def quantize(
             "--dynamic", help="Measure the activations at every call; needs no calibration."
         ),
     ] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the backend that is not to be what suits this CPU, such as "
+            "saturation=reduce_range. Repeatable.",
+        ),
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -180,7 +189,7 @@ def quantize(
         from versatil_core.command_quantize import quantize_to_file
         from versatil_core.progress import StageProgress
 
-        chosen = _choose_backend(backend, is_dynamic=dynamic)
+        chosen = _choose_backend(backend, _backend_options(option or (), is_dynamic=dynamic))
         with StageProgress(console) as progress:
             audit = quantize_to_file(source, output, chosen, calibration, progress)
         if as_json:
@@ -242,19 +251,25 @@ def inspect(
             raise typer.Exit(1)
 
 
-def _choose_backend(name: str, *, is_dynamic: bool = False) -> "BasePT2EBackend":
+def _choose_backend(name: str, options: Mapping[str, Any] | None = None) -> "BasePT2EBackend":
     """Make the named backend, or the one for this machine, with this CPU's options."""
-    from versatil_core.backend import backend_options
-    from versatil_core.discovery import create_backend, host_backend, load_backend
+    from versatil_core.discovery import host_backend
 
-    if name == "auto":
-        chosen = host_backend()
-    else:
-        backend = load_backend(name)
-        chosen = getattr(backend, "for_host", backend)()
-    if not is_dynamic:
-        return chosen
-    return create_backend(chosen.name, {**backend_options(chosen), "is_dynamic": True})
+    return host_backend(None if name == "auto" else name, options)
+
+
+def _backend_options(settings: Iterable[str], *, is_dynamic: bool) -> dict[str, Any]:
+    """Read ``name=value`` texts; a value is JSON, or else a text."""
+    options: dict[str, Any] = {"is_dynamic": True} if is_dynamic else {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"{setting!r} is not NAME=VALUE", param_hint="--option")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+    return options
 
 
 def _print_audit(audit: "Audit") -> None:

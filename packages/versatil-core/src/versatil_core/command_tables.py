@@ -200,6 +200,8 @@ def _plan_table(plan: Int8Plan) -> Table:
     table.add_row(
         "int8 here", f"{plan.backend}({', '.join(f'{key}={value}' for key, value in options)})"
     )
+    for option, reason in plan.reasons.items():
+        table.add_row(f"  {option}", reason)
     table.add_row("  layers", ", ".join(plan.ops))
     table.add_row("  activations", ", ".join(plan.activations))
     table.add_row("  weights", ", ".join(plan.weights).replace("_", " "))

@@ -119,7 +119,7 @@ def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the bu
     """
     check_versions()
     check_host(backend)
-    _, record = lowered_copy(reference, backend)
+    _, record = lowered_copy(reference, backend.lowering_rules)
     warn_about_saturation(record, backend.lowering_rules)
     is_dynamic = _has_symbolic_inputs(reference) if dynamic is None else dynamic
     return CompiledModel(reference, backend, dynamic=is_dynamic)

@@ -1,5 +1,6 @@
 """Finds the installed backends without importing them, and loads one when it is asked for."""
 
+import inspect
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,12 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from versatil_core.backend import BasePT2EBackend
-from versatil_core.errors import BackendConflictError, BackendLoadError, BackendNotFoundError
+from versatil_core.errors import (
+    BackendConflictError,
+    BackendLoadError,
+    BackendNotFoundError,
+    BackendOptionError,
+)
 
 ENTRY_POINT_GROUP = "versatil.backends"
 # Only for messages: core imports none of these packages.
@@ -111,16 +117,36 @@ def create_backend(name: str, options: Mapping[str, Any] | None = None) -> BaseP
         ) from error
 
 
-def host_backend() -> BasePT2EBackend:
+def host_backend(
+    name: str | None = None, options: Mapping[str, Any] | None = None
+) -> BasePT2EBackend:
     """Make the backend for this machine, with the options that are right on its CPU.
 
+    Args:
+        name: A registered name; whichever backend's kernels run on this machine if None.
+        options: Options that the caller wants otherwise.
+
     Returns:
-        ``for_host()`` of the installed backend whose kernels run on this machine.
+        ``for_host(**options)`` of that backend's class; of a class without that method, an instance.
 
     Raises:
         BackendNotFoundError: No installed and working backend serves this machine.
         BackendConflictError: Several do.
+        BackendOptionError: The backend has no such option, or not that value of it.
     """
+    backend = _only_usable() if name is None else load_backend(name)
+    for_host = getattr(backend, "for_host", backend)
+    wanted = dict(options or {})
+    known = [*inspect.signature(for_host).parameters]
+    for option, value in wanted.items():
+        if option not in known:
+            remedy = f"the options are {', '.join(known) or 'none'}"
+            raise BackendOptionError(backend.name, option, value, remedy)
+    chosen: BasePT2EBackend = for_host(**wanted)
+    return chosen
+
+
+def _only_usable() -> type[BasePT2EBackend]:
     machine = platform.machine().lower()
     usable, problems = _usable_on(machine)
     if len(usable) > 1:
@@ -141,9 +167,7 @@ def host_backend() -> BasePT2EBackend:
             installed=installed,
         )
     [(_, backend)] = usable
-    for_host = getattr(backend, "for_host", backend)
-    chosen: BasePT2EBackend = for_host()
-    return chosen
+    return backend
 
 
 def _usable_on(

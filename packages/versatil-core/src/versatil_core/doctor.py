@@ -15,6 +15,7 @@ import psutil
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.discovery import BackendEntry, host_backend, installed_backends, load_backend
 from versatil_core.errors import UnsupportedVersionError
+from versatil_core.saturation import saturation_advice
 from versatil_core.versions import SUPPORTED_VERSIONS, check_version, installed_version
 from versatil_passes.errors import VersatilError
 from versatil_passes.lowering_rules import LoweringRules
@@ -82,6 +83,7 @@ class Int8Plan:
     Attributes:
         backend: Registered name.
         options: Constructor options that are right on this CPU.
+        reasons: Option -> why it has its value.
         ops: Operators with an int8 kernel; ``"linear (static, dynamic)"``.
         activations: Dtypes of quantized activations.
         weights: Granularities of quantized weights.
@@ -90,6 +92,7 @@ class Int8Plan:
 
     backend: str
     options: Mapping[str, Any]
+    reasons: Mapping[str, str]
     ops: tuple[str, ...]
     activations: tuple[str, ...]
     weights: tuple[str, ...]
@@ -212,15 +215,14 @@ def toolchain_findings(compiler: str | None, include: Path) -> list[Finding]:
 
 def saturation_findings(backend: BasePT2EBackend) -> list[Finding]:
     """Warn where the int8 kernels of this CPU may saturate, and say what prevents it."""
-    safe = backend.lowering_rules.safe_input_quant_max
-    if safe is None:
+    rules = backend.lowering_rules
+    if rules.saturating_pairs is None:
         return []
     return [
         Finding(
             "risk",
-            f"this CPU has no VNNI: its int8 kernels saturate in silence when a quantized "
-            f"activation exceeds {safe}. {type(backend).__name__}.for_host() chooses options "
-            "that prevent it, the ones above; with others, results can be wrong here",
+            "a model that was not quantized with the options above, for another CPU say, can give "
+            f"wrong results here, and `versatil inspect` names the layers: {saturation_advice(rules)}",
         )
     ]
 
@@ -234,6 +236,7 @@ def int8_plan(backend: BasePT2EBackend) -> Int8Plan:
     return Int8Plan(
         backend=backend.name,
         options=backend_options(backend),
+        reasons=dict(backend.option_reasons),
         ops=tuple(_op_with_modes(rules, op) for op in sorted(rules.ops)),
         activations=tuple(str(d).removeprefix("torch.") for d in rules.activation_dtypes),
         weights=tuple(sorted(rules.weight_granularities)),

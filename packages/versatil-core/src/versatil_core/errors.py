@@ -6,6 +6,7 @@
     ├── BackendNotFoundError     (LookupError)   no installed package registers this backend
     ├── BackendConflictError                     several distributions register one name
     ├── BackendLoadError         (ImportError)   a registered backend cannot be imported or used
+    ├── BackendOptionError       (ValueError)    a backend has no such value of an option
     ├── UnsupportedVersionError  (ImportError)   torch or torchao outside the tested range
     ├── UnsupportedDeviceError   (ValueError)    a tensor is not on the CPU
     ├── UnsupportedHostError     (RuntimeError)  this machine does not have the backend's kernels
@@ -30,6 +31,7 @@ __all__ = [
     "BackendConflictError",
     "BackendLoadError",
     "BackendNotFoundError",
+    "BackendOptionError",
     "CalibrationError",
     "ExportError",
     "InputError",
@@ -90,6 +92,23 @@ class BackendLoadError(VersatilError, ImportError):
         self.backend = backend
         self.distribution = distribution
         self.version = version
+
+
+class BackendOptionError(VersatilError, ValueError):
+    """A backend was asked for a value of an option that it does not have, or that contradicts another.
+
+    Attributes:
+        backend: Name of the backend.
+        option: The option.
+        value: What was asked for.
+    """
+
+    def __init__(self, backend: str, option: str, value: object, remedy: str) -> None:
+        """Keep the option and its value; ``remedy`` says what to do."""
+        super().__init__(f"backend {backend!r}: {option}={value!r} can't be: {remedy}")
+        self.backend = backend
+        self.option = option
+        self.value = value
 
 
 class UnsupportedVersionError(VersatilError, ImportError):

@@ -160,7 +160,7 @@ def _walk(
 def _check_pieces(
     lifted: GraphModule, compiled: CompiledModel, values: Mapping[str, Any]
 ) -> Iterator[OpExactness]:
-    lowered, _ = lowered_copy(lifted, compiled.backend)
+    lowered, _ = lowered_copy(lifted, compiled.backend.lowering_rules)
     lowered_as = {
         node.meta["replaces"]: node.meta["lowered_as"]
         for node in lowered.graph.nodes

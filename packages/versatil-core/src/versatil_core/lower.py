@@ -11,7 +11,14 @@ from versatil_core.errors import LoweringError, UnsupportedHostError
 from versatil_core.quantize import drop_unused_state
 from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
-from versatil_passes import Int8Lowering, LoweringRecord, OneDNNKernels, PassChain, QuantLiftUp
+from versatil_passes import (
+    Int8Lowering,
+    LoweringRecord,
+    LoweringRules,
+    OneDNNKernels,
+    PassChain,
+    QuantLiftUp,
+)
 
 _RECORD = "versatil_lowering"
 
@@ -37,7 +44,7 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     """
     check_versions()
     check_host(backend)
-    lowered, record = lowered_copy(reference, backend)
+    lowered, record = lowered_copy(reference, backend.lowering_rules)
     warn_about_saturation(record, backend.lowering_rules)
     OneDNNKernels(allow_in_place=False)(lowered.graph)
     drop_unused_state(lowered)
@@ -47,7 +54,7 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
 
 
 def lowered_copy(
-    reference: GraphModule, backend: BasePT2EBackend
+    reference: GraphModule, rules: LoweringRules
 ) -> tuple[GraphModule, LoweringRecord]:
     """A copy with neutral int8 operators, not yet bound to kernels, and the record of how it came about.
 
@@ -65,7 +72,7 @@ def lowered_copy(
             "this module is lowered already: pass the reference that it was lowered from"
         )
     lowered = copy_graph_module(reference)
-    lowering = Int8Lowering(backend.lowering_rules)
+    lowering = Int8Lowering(rules)
     PassChain(QuantLiftUp(), lowering)(lowered.graph)
     return lowered, lowering.record
 

@@ -90,7 +90,10 @@ def quantize(
     if batches is None:
         # Also the observers of the weights measure only while the model runs: without one call
         # every scale would be that of an empty tensor.
-        calibrate(prepared, [example_inputs], example_inputs, input_names=names)
+        # But an example is no data: it may be all zeros.
+        calibrate(
+            prepared, [example_inputs], example_inputs, input_names=names, observe_layers=False
+        )
         count = 0
     else:
         with _progress_bar(batches, show=progress) as shown:
@@ -123,7 +126,7 @@ def prepare(exported: GraphModule, backend_or_targets: Targets) -> GraphModule:
     Raises:
         NothingQuantizedError: A target holds no operator that its backend quantizes.
     """
-    return _prepare_in_place(_own_copy(exported), as_targets(backend_or_targets))
+    return _prepare_in_place(own_copy(exported), as_targets(backend_or_targets))
 
 
 def convert(prepared: GraphModule) -> GraphModule:
@@ -136,10 +139,10 @@ def convert(prepared: GraphModule) -> GraphModule:
         The reference. Its weights are int8 constants, and float weights that nothing reads any
         more are gone.
     """
-    return _convert_in_place(_own_copy(prepared))
+    return _convert_in_place(own_copy(prepared))
 
 
-def _own_copy(module: GraphModule) -> GraphModule:
+def own_copy(module: GraphModule) -> GraphModule:
     """Copy a graph and the buffers that running it may write to; parameters are shared."""
     copied = _torch_compat.copy_graph_module(module)
     for name, buffer in [*copied.named_buffers()]:
@@ -270,7 +273,12 @@ def _info(
 ) -> ReferenceInfo:
     return ReferenceInfo(
         targets=tuple(
-            TargetInfo(target.module_path, target.backend.name, backend_options(target.backend))
+            TargetInfo(
+                target.module_path,
+                target.backend.name,
+                backend_options(target.backend),
+                dict(target.backend.option_reasons),
+            )
             for target in targets
         ),
         inputs=input_specs(reference),

@@ -1,7 +1,7 @@
 """What a reference says about itself: how it was made, and which inputs it takes."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import torch
@@ -53,11 +53,13 @@ class TargetInfo:
         module_path: The quantized submodule; ``""`` is the whole model.
         backend: Name of the backend.
         options: Constructor options of the backend.
+        reasons: Option -> why it has its value, where the backend says so.
     """
 
     module_path: str
     backend: str
     options: Mapping[str, Any]
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,20 @@ def reference_info(reference: torch.fx.GraphModule) -> ReferenceInfo:
     Raises:
         ModelFileError: The module was made by something else.
     """
-    info = getattr(reference, "meta", {}).get(_META_KEY)
-    if not isinstance(info, ReferenceInfo):
+    info = find_reference_info(reference)
+    if info is None:
         raise ModelFileError(
             "this module carries no information about its quantization: it must come from "
             "versatil_core.quantize() or versatil_core.load()",
             path="",
         )
     return info
+
+
+def find_reference_info(reference: torch.fx.GraphModule) -> ReferenceInfo | None:
+    """Return how a reference was made; None if it was made by something else, such as torchao alone."""
+    info = getattr(reference, "meta", {}).get(_META_KEY)
+    return info if isinstance(info, ReferenceInfo) else None
 
 
 def attach_reference_info(reference: torch.fx.GraphModule, info: ReferenceInfo) -> None:

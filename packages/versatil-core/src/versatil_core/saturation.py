@@ -1,4 +1,4 @@
-"""Warn, once, when int8 kernels may saturate on the CPU at hand."""
+"""Warn when int8 kernels may saturate on the CPU at hand."""
 
 import warnings
 
@@ -11,30 +11,41 @@ class SaturationWarning(UserWarning):
     """Kernels of this CPU may add products into a 16-bit value that saturates."""
 
 
-_warned: list[tuple[str, ...]] = []  # the layers named by the one warning of this process
+_warned: set[tuple[str, ...]] = set()  # the layers of each warning of this process
 
 
 def warn_about_saturation(record: LoweringRecord, rules: LoweringRules) -> None:
-    """Name the layers whose sums may saturate, once in a process.
+    """Name the layers whose sums may saturate; once in a process for the same layers.
 
     Args:
-        record: What was lowered.
-        rules: The backend's rules; ``safe_input_quant_max`` is what this CPU can take.
+        record: What was lowered, with the largest pair of weights of each layer.
+        rules: The backend's rules; their ``saturating_pairs`` say what is the matter and what to do.
     """
-    limit = rules.safe_input_quant_max
-    if limit is None:
+    names = tuple(op.module_path or op.node for op in record.lowered if op.may_saturate)
+    if not names or names in _warned:
         return
-    names = tuple(op.module_path or op.node for op in record.lowered if op.input_quant_max > limit)
-    if not names or _warned:
-        return
-    _warned.append(names)
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    _warned.add(names)
     warnings.warn(
-        f"this CPU has no VNNI: int8 kernels may saturate and give wrong results in {shown}. Quantize with a backend "
-        "made by for_host(), or with reduce_range=True, which keeps every sum exact.",
+        f"int8 kernels may saturate here and give wrong results in {_shortened(names)}: "
+        f"{saturation_advice(rules)}",
         SaturationWarning,
         stacklevel=3,
     )
+
+
+def saturation_advice(rules: LoweringRules) -> str:
+    """What about this CPU makes kernels saturate, and what to do with a model that may.
+
+    Args:
+        rules: Rules with ``saturating_pairs``.
+    """
+    pairs = rules.saturating_pairs
+    assert pairs is not None
+    return f"{pairs.cause}. {pairs.remedy}"
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 class SaturationCheck:

@@ -10,6 +10,7 @@ from versatil_passes.onednn_kernels import OneDNNKernels
 from versatil_passes.pass_chain import PassChain, chain_pass
 from versatil_passes.pass_scopes import pass_slots, pre_grad_passes
 from versatil_passes.quant_lift_up import QuantLiftUp
+from versatil_passes.saturating_pairs import SaturatingPairs
 
 __all__ = [
     "DeclinedOp",
@@ -24,6 +25,7 @@ __all__ = [
     "PassOrderError",
     "QuantLiftUp",
     "RulesError",
+    "SaturatingPairs",
     "VersatilError",
     "__version__",
     "chain_pass",

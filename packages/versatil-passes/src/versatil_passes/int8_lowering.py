@@ -114,7 +114,14 @@ class Int8Lowering:
             raise _Declined("its bias is computed at run time; the kernel wants a constant")
         qx, x_scale, x_zero_point, _, input_quant_max = args_of(activation)[:5]
         call = Int8Call(qx, x_scale, x_zero_point, weight, w_scale, bias, _geometry(node, op))
-        return _emit(self._collect(call, op, node), op, input_quant_max)
+        record = _emit(self._collect(call, op, node), op, input_quant_max)
+        pairs, values = self.rules.saturating_pairs, constant_of(weight)
+        if pairs is None or values is None:
+            return record
+        largest = pairs.largest_sums(values).tolist()
+        return replace(
+            record, pair_sum=max(largest, default=0), pair_limit=pairs.limit(input_quant_max)
+        )
 
     def _activation(self, node: Node, op: str) -> Node:
         """The dequantize that feeds ``node``."""

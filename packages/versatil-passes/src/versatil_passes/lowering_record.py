@@ -19,6 +19,9 @@ class LoweredOp:
         input_quant_max: ``quant_max`` of the activation's quantize.
         is_dynamic: Whether the activation's scale is computed at run time.
         replaces: Names of the nodes that the kernel stands for, in order; the last one's value is the kernel's result.
+        pair_sum: The largest sum of two neighbouring int8 weights of the same sign; ``None`` where the rules name no
+            :class:`~versatil_passes.SaturatingPairs`.
+        pair_limit: The largest such sum for which the kernel cannot saturate; ``None`` likewise.
     """
 
     node: str
@@ -30,6 +33,17 @@ class LoweredOp:
     input_quant_max: int
     is_dynamic: bool
     replaces: tuple[str, ...]
+    pair_sum: int | None = None
+    pair_limit: int | None = None
+
+    @property
+    def may_saturate(self) -> bool:
+        """Whether inputs exist for which the kernel's sums saturate, so that its result is wrong."""
+        return (
+            self.pair_sum is not None
+            and self.pair_limit is not None
+            and self.pair_sum > self.pair_limit
+        )
 
     def __str__(self) -> str:
         """What the kernel computes, such as ``"linear + add + relu -> uint8"``."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from versatil_passes.errors import RulesError
+from versatil_passes.saturating_pairs import SaturatingPairs
 
 OPS = frozenset({"linear", "conv1d", "conv2d"})
 POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
@@ -29,8 +30,8 @@ class LoweringRules:
         residual_post_ops: For each operator that can add a second tensor, the element-wise functions allowed after
             that addition, out of ``{"relu"}``. An operator that is missing here never absorbs an addition.
         allow_int8_output: Whether a kernel may write its result already quantized.
-        safe_input_quant_max: Largest ``quant_max`` of an activation for which the kernels cannot saturate on the CPU
-            at hand, or ``None`` where they never do.
+        saturating_pairs: How the kernels of the CPU at hand pair products up in a sum that saturates, or ``None``
+            where they never do.
 
     Raises:
         RulesError: A name is none of those listed above.
@@ -44,7 +45,7 @@ class LoweringRules:
     post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
     residual_post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
     allow_int8_output: bool = True
-    safe_input_quant_max: int | None = None
+    saturating_pairs: SaturatingPairs | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that no lowering knows, so that a typing error does not switch a fusion off in silence."""

@@ -1,5 +1,6 @@
 """The x86 backend."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from versatil_core.backend import BasePT2EBackend
@@ -7,6 +8,7 @@ from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
 from versatil_x86.cpu_features import CPUFeatures
 from versatil_x86.rules import x86_lowering_rules
+from versatil_x86.saturation import BACKEND_NAME, SaturationChoice, choose_saturation
 from versatil_x86.settings import X86_SETTINGS
 
 if TYPE_CHECKING:
@@ -20,33 +22,70 @@ class X86InductorBackend(BasePT2EBackend):
         is_dynamic: Quantize activations with a scale measured at every call. Needs no
             calibration data; static quantization is faster.
         is_qat: Make a quantizer for quantization-aware training.
-        reduce_range: Use 7 of the 8 bits of activations. On a CPU without VNNI the kernels
-            saturate otherwise; costs 3 to 5 dB.
+        reduce_range: Use 7 of the 8 bits of activations, as in torchao; costs 3 to 5 dB.
+        saturation: What keeps products from saturating on CPUs without VNNI. ``"safe"`` chooses
+            the weights' scales for it; activations keep all 8 bits. ``"reduce_range"`` is
+            ``reduce_range=True``. ``"ignore"`` does nothing: right on CPUs with VNNI. ``"auto"``
+            is what this CPU needs, ``"ignore"`` or ``"safe"``. None is what ``reduce_range``
+            says.
+
+    Attributes:
+        saturation: What it came to: ``"safe"``, ``"reduce_range"`` or ``"ignore"``.
+        reduce_range: Whether that is ``"reduce_range"``.
+
+    Raises:
+        BackendOptionError: ``saturation`` has another value, or contradicts ``reduce_range``.
 
     Example:
-        >>> X86InductorBackend(reduce_range=True)
-        X86InductorBackend(is_dynamic=False, is_qat=False, reduce_range=True)
+        >>> X86InductorBackend(saturation="safe")
+        X86InductorBackend(is_dynamic=False, is_qat=False, reduce_range=False, saturation='safe')
     """
 
-    name: ClassVar[str] = "x86_inductor"  # type: ignore[misc]
+    name: ClassVar[str] = BACKEND_NAME  # type: ignore[misc]
 
     def __init__(
-        self, is_dynamic: bool = False, is_qat: bool = False, reduce_range: bool = False
+        self,
+        is_dynamic: bool = False,
+        is_qat: bool = False,
+        reduce_range: bool = False,
+        saturation: str | None = None,
     ) -> None:
         self.is_dynamic = is_dynamic
         self.is_qat = is_qat
-        self.reduce_range = reduce_range
+        self._choose(choose_saturation(saturation, reduce_range=reduce_range))
+
+    def _choose(self, choice: SaturationChoice) -> None:
+        self.saturation = choice.saturation
+        self.reduce_range = choice.saturation == "reduce_range"
+        self._saturation_reason = choice.reason
 
     @classmethod
-    def for_host(cls, *, is_dynamic: bool = False, features: CPUFeatures | None = None) -> Self:
+    def for_host(
+        cls,
+        *,
+        is_dynamic: bool = False,
+        is_qat: bool = False,
+        saturation: str = "auto",
+        features: CPUFeatures | None = None,
+    ) -> Self:
         """Return the backend with the options that are right on this CPU.
+
+        That is full range with VNNI, and saturation-safe weights without.
 
         Args:
             is_dynamic: As for the class.
+            is_qat: As for the class.
+            saturation: As for the class.
             features: A CPU other than this machine's.
         """
-        features = CPUFeatures.detect() if features is None else features
-        return cls(is_dynamic=is_dynamic, reduce_range=not features.has_vnni)
+        backend = cls(is_dynamic=is_dynamic, is_qat=is_qat)
+        backend._choose(choose_saturation(saturation, features=features))
+        return backend
+
+    @property
+    def option_reasons(self) -> Mapping[str, str]:
+        """Why ``saturation`` has its value."""
+        return {"saturation": self._saturation_reason}
 
     @property
     def inductor_settings(self) -> InductorSettings:
@@ -73,5 +112,5 @@ class X86InductorBackend(BasePT2EBackend):
             module_path,
             is_dynamic=self.is_dynamic,
             is_qat=self.is_qat,
-            reduce_range=self.reduce_range,
+            saturation=self.saturation,
         )

@@ -1,7 +1,7 @@
 """What the CPU can do, as far as int8 kernels care."""
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -40,6 +40,11 @@ class CPUFeatures:
         Without it, two products are first added in s16, and that sum saturates.
         """
         return self.avx512_vnni or self.avx_vnni or self.amx_int8
+
+    def __str__(self) -> str:
+        """The features it has, such as ``"avx2, avx_vnni"``."""
+        present = (field.name for field in fields(self) if getattr(self, field.name))
+        return ", ".join(present) or "no AVX2"
 
     @classmethod
     def detect(cls) -> Self:

@@ -8,6 +8,7 @@ functional convolutions.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ from torchao.quantization.pt2e.quantizer import (
 
 from versatil_core.module_scope import is_node_inside
 from versatil_core.torchao_guard import load_quantizer_module
+from versatil_x86.pair_safe_observer import (
+    PairSafePerChannelFakeQuantize,
+    PairSafePerChannelObserver,
+)
+from versatil_x86.saturation import Saturation
 
 _ANNOTATION = "quantization_annotation"
 aten = torch.ops.aten
@@ -64,7 +70,9 @@ class X86Quantizer(Quantizer):
         is_dynamic: Measure the scale of activations at every call. Only layers are annotated
             then: nothing else has an int8 kernel with a measured scale.
         is_qat: Insert fake quantization for training.
-        reduce_range: Use 7 of the 8 bits of activations.
+        saturation: What keeps products from saturating on a CPU without VNNI: ``"safe"`` chooses
+            the weights' scales for it, ``"reduce_range"`` uses 7 of the 8 bits of activations,
+            ``"ignore"`` does nothing.
     """
 
     def __init__(
@@ -73,15 +81,17 @@ class X86Quantizer(Quantizer):
         *,
         is_dynamic: bool = False,
         is_qat: bool = False,
-        reduce_range: bool = False,
+        saturation: Saturation = "ignore",
     ) -> None:
         super().__init__()
         self.module_path = module_path
         self.is_dynamic = is_dynamic
         recipe = load_quantizer_module("x86_inductor_quantizer")
         self.config: QuantizationConfig = recipe.get_default_x86_inductor_quantization_config(
-            is_qat=is_qat, is_dynamic=is_dynamic, reduce_range=reduce_range
+            is_qat=is_qat, is_dynamic=is_dynamic, reduce_range=saturation == "reduce_range"
         )
+        if saturation == "safe":
+            self.config = _with_safe_weights(self.config)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate the nodes of ``model`` in place; nodes that carry an annotation keep theirs.
@@ -165,6 +175,16 @@ def is_layer(node: Node) -> bool:
 def _is_float(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return not isinstance(value, torch.Tensor) or value.dtype in {torch.float32, torch.bfloat16}
+
+
+def _with_safe_weights(config: QuantizationConfig) -> QuantizationConfig:
+    """The same recipe with weights for which no pair of products saturates."""
+    activation, weight = config.input_activation, config.weight
+    assert activation is not None
+    assert weight is not None
+    observer: Any = PairSafePerChannelFakeQuantize if config.is_qat else PairSafePerChannelObserver
+    constructor = observer.with_args(activation_max=activation.quant_max)
+    return replace(config, weight=replace(weight, observer_or_fake_quant_ctr=constructor))
 
 
 def _annotate(node: Node, input_specs: dict[Any, Any], **values: Any) -> None:

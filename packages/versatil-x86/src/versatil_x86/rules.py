@@ -5,10 +5,9 @@ import torch
 from versatil_passes.lowering_rules import LoweringRules
 from versatil_x86._torch_compat import has_dynamic_conv_kernel
 from versatil_x86.cpu_features import CPUFeatures
+from versatil_x86.pair_safe_weights import PAIRS_WITHOUT_VNNI
 
 MACHINE_TYPES = ("x86_64", "amd64")
-# Without VNNI two products u8·s8 are added in s16. 2·127·128 = 32,512 fits; 2·255·128 does not.
-_SAFE_QUANT_MAX_WITHOUT_VNNI = 127
 
 
 def x86_lowering_rules(features: CPUFeatures) -> LoweringRules:
@@ -40,5 +39,5 @@ def x86_lowering_rules(features: CPUFeatures) -> LoweringRules:
             "conv2d": frozenset({"relu"}),
         },
         allow_int8_output=True,
-        safe_input_quant_max=None if features.has_vnni else _SAFE_QUANT_MAX_WITHOUT_VNNI,
+        saturating_pairs=None if features.has_vnni else PAIRS_WITHOUT_VNNI,
     )
