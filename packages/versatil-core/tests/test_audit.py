@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from versatil_core import Audit, LoweringError, QuantizationTarget, audit, lower, quantize
+from versatil_passes import SaturatingPairs
 
 Backend = Callable[..., Any]
 
@@ -140,6 +141,112 @@ def test_the_table_names_every_layer_and_reason(reference: GraphModule, backend:
 
 def test_an_empty_audit_prints() -> None:
     assert "0 of 0 layers int8 (none)" in str(Audit("none", ()))
+
+
+REASONS = {"quant_max": "the CPU [of 2013] likes it"}
+
+
+@pytest.fixture
+def pairs(backend: Any, linear_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the kernels saturate above 254 = 32512 // 128, and the backend tell a reason."""
+    made = SaturatingPairs(32512, uncut_features=256, cause="This CPU is old", remedy="Buy another")
+    rules = dataclasses.replace(backend.lowering_rules, saturating_pairs=made)
+    monkeypatch.setattr(linear_backend, "lowering_rules", rules)
+    monkeypatch.setattr(linear_backend, "option_reasons", property(lambda _: REASONS))
+    return made
+
+
+def two_layers(backend: Any, targets: Any = None) -> GraphModule:
+    """Quantize ``risky``, a layer whose weights have one value, ``safe``, of alternating sign, and a float one."""
+    layers: Mapping[str, torch.nn.Module] = {
+        "risky": torch.nn.Linear(6, 4),
+        "safe": torch.nn.Linear(4, 4),
+        "last": torch.nn.Conv1d(3, 3, 1),
+    }
+    model = torch.nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    with torch.no_grad():
+        layers["risky"].get_parameter("weight").fill_(0.5)
+        layers["safe"].get_parameter("weight").copy_(torch.tensor([0.5, -0.5, 0.5, -0.5]))
+    x = torch.randn(3, 6)
+    return quantize(model, x, targets or backend, [x])
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_layer_that_may_saturate_says_so(linear_backend: Backend) -> None:
+    wide = linear_backend(quant_max=255)
+
+    result = audit(two_layers(wide), wide)
+
+    risky, safe, last = result.layers
+    assert (risky.may_saturate, risky.pair_sum, risky.pair_limit) == (True, 254, 127)
+    assert (safe.may_saturate, safe.pair_sum, safe.pair_limit) == (False, 127, 127)
+    assert (last.may_saturate, last.pair_sum, last.pair_limit) == (False, None, None)
+    assert result.saturating_layers == (risky,)
+    assert result.notes[1:] == ("1 layer may saturate here: This CPU is old. Buy another",)
+    values = json.loads(json.dumps(result.to_dict()))
+    assert values["may_saturate_count"] == 1
+    assert values["notes"] == list(result.notes)
+    kept = [(row["may_saturate"], row["pair_sum"], row["pair_limit"]) for row in values["layers"]]
+    assert kept == [(True, 254, 127), (False, 127, 127), (False, None, None)]
+
+
+@pytest.mark.usefixtures("pairs")
+def test_the_table_shows_what_may_saturate_and_the_notes_below(linear_backend: Backend) -> None:
+    wide = linear_backend(quant_max=255)
+
+    words = " ".join(str(audit(two_layers(wide), wide)).replace("│", " ").split())
+
+    risk = "may saturate here: a pair of weights adds up to 254, 127 is safe"
+    assert words.count(risk) == 1
+    assert "safe linear int8 linear -> float32 last" in words  # nothing of the kind
+    assert words.endswith(
+        "quantized with quant_max=255: the CPU [of 2013] likes it "
+        "1 layer may saturate here: This CPU is old. Buy another"
+    )
+
+
+@pytest.mark.usefixtures("pairs")
+def test_a_model_within_the_limit_has_no_note_about_it(linear_backend: Backend) -> None:
+    narrow = linear_backend(quant_max=127)
+
+    result = audit(two_layers(narrow), narrow)
+
+    assert [layer.pair_limit for layer in result.layers] == [256, 256, None]
+    assert result.saturating_layers == ()
+    assert result.notes == ("quantized with quant_max=127: the CPU [of 2013] likes it",)
+
+
+@pytest.mark.usefixtures("pairs")
+def test_the_reasons_of_each_target(linear_backend: Backend) -> None:
+    wide, narrow = linear_backend(quant_max=255), linear_backend(quant_max=63)
+    targets = [QuantizationTarget("risky", wide), QuantizationTarget("safe", narrow)]
+
+    notes = audit(two_layers(wide, targets), wide).notes
+
+    assert notes[:2] == (
+        "quantized with quant_max=255 in risky: the CPU [of 2013] likes it",
+        "quantized with quant_max=63 in safe: the CPU [of 2013] likes it",
+    )
+
+
+def test_a_graph_of_torchao_alone_has_no_notes(reference: GraphModule, backend: Any) -> None:
+    reference.meta.pop("versatil")
+
+    assert audit(reference, backend).notes == ()
+
+
+def test_several_layers_in_one_note(pairs: Any, linear_backend: Backend) -> None:
+    wide = linear_backend(quant_max=255)
+    x = torch.randn(3, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    torch.nn.init.ones_(model[0].weight)  # type: ignore[arg-type]
+    torch.nn.init.ones_(model[1].weight)  # type: ignore[arg-type]
+
+    notes = audit(quantize(model, x, wide, [x]), wide).notes
+
+    assert notes[-1] == f"2 layers may saturate here: {pairs.cause}. {pairs.remedy}"
 
 
 def test_it_works_on_every_machine(

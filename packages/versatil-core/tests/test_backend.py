@@ -21,6 +21,7 @@ def test_public_members_are_those_of_the_design() -> None:
         "activate_environment",
         "inductor_settings",
         "lowering_rules",
+        "option_reasons",
     }
 
 
@@ -37,3 +38,4 @@ def test_options_make_an_equal_backend(linear_backend: Callable[..., Any]) -> No
     assert options == {"is_dynamic": True, "is_qat": False, "quant_max": 255}
     assert backend_options(linear_backend(**options)) == options
     assert backend.supported_device_types == ("cpu",)
+    assert backend.option_reasons == {}

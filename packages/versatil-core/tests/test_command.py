@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from versatil_core import BasePT2EBackend, command_quantize, discovery, load
-from versatil_core.command import app
+from versatil_core.command import _backend_options, app
 from versatil_core.discovery import BackendEntry
 from versatil_core.errors import BackendNotFoundError
 
@@ -54,8 +54,7 @@ def module(
         assert backend == "test_linear"
         return linear_backend(**options)
 
-    monkeypatch.setattr(discovery, "host_backend", linear_backend)
-    monkeypatch.setattr(discovery, "create_backend", create)
+    monkeypatch.setattr(discovery, "_only_usable", lambda: linear_backend)
     monkeypatch.setattr(command_quantize, "create_backend", create)
     yield name
     sys.modules.pop(name, None)
@@ -88,6 +87,72 @@ def test_dynamic_needs_no_calibration(module: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     reference = load(tmp_path / "out.pt2")
     assert reference.meta["versatil"].targets[0].options["is_dynamic"] is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ((), {"is_dynamic": False, "quant_max": 127}),
+        (("quant_max=255",), {"is_dynamic": False, "quant_max": 255}),
+        (("quant_max=255", "is_dynamic=true"), {"is_dynamic": True, "quant_max": 255}),
+        (("quant_max=255", "quant_max=63"), {"is_dynamic": False, "quant_max": 63}),
+    ],
+)
+def test_options_of_the_backend(
+    module: str, tmp_path: Path, settings: tuple[str, ...], options: dict[str, object]
+) -> None:
+    arguments = [argument for setting in settings for argument in ("--option", setting)]
+    result = run("quantize", f"{module}:complete", "-o", "out.pt2", *arguments)
+    assert result.exit_code == 0, result.stderr
+    [target] = load(tmp_path / "out.pt2").meta["versatil"].targets
+    assert target.options == {"is_qat": False, **options}
+
+
+def test_an_option_goes_with_dynamic(module: str, tmp_path: Path) -> None:
+    arguments = ("--dynamic", "--option", "quant_max=255")
+    result = run("quantize", f"{module}:with_example", "-o", "out.pt2", *arguments)
+    assert result.exit_code == 0, result.stderr
+    [target] = load(tmp_path / "out.pt2").meta["versatil"].targets
+    assert target.options == {"is_qat": False, "is_dynamic": True, "quant_max": 255}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("null", None),
+        ('"1"', "1"),
+        ("reduce_range", "reduce_range"),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_an_options_value_is_json_or_a_text(text: str, value: object) -> None:
+    assert _backend_options([f"name={text}"], is_dynamic=False) == {"name": value}
+
+
+@pytest.mark.parametrize("setting", ["quant_max", "=255", ""])
+def test_a_malformed_option_is_wrong_usage(module: str, tmp_path: Path, setting: str) -> None:
+    result = run("quantize", f"{module}:complete", "-o", "out.pt2", "--option", setting)
+    assert result.exit_code == 2
+    assert f"{setting!r} is not NAME=VALUE" in result.stderr
+    assert not list(tmp_path.glob("*.pt2"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("colour=red", "colour='red' can't be: the options are is_dynamic, is_qat, quant_max"),
+        ("is_dynamic=False", "is_dynamic='False' can't be: it is true or false"),
+    ],
+)
+def test_an_option_that_the_backend_refuses(
+    module: str, tmp_path: Path, setting: str, message: str
+) -> None:
+    result = run("quantize", f"{module}:complete", "-o", "out.pt2", "--option", setting)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: backend 'test_linear': {message}\n"
+    assert not list(tmp_path.glob("*.pt2"))
 
 
 def test_calibration_file_goes_before_the_factorys(module: str, tmp_path: Path) -> None:

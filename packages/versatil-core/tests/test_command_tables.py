@@ -56,7 +56,15 @@ DIAGNOSIS = Diagnosis(
         BackendHealth("good", "good-package", "1.0", None),
         BackendHealth("bad", "bad-package", "2.0", "bad cannot be imported [sic]"),
     ),
-    int8=Int8Plan("good", {"is_dynamic": False}, ("linear",), ("uint8",), ("per_channel",), ()),
+    int8=Int8Plan(
+        backend="good",
+        options={"is_dynamic": False},
+        reasons={"is_dynamic": "the [CPU] likes it"},
+        ops=("linear",),
+        activations=("uint8",),
+        weights=("per_channel",),
+        post_ops=(),
+    ),
     findings=(
         Finding("problem", "bad cannot be imported [sic]"),
         Finding("risk", "saturates"),
@@ -144,6 +152,7 @@ def test_doctor_report() -> None:
         "below",
     ]
     assert row(text, "int8 here") == ["good(is_dynamic=False)"]
+    assert row(text, "  is_dynamic") == ["the", "[CPU]", "likes", "it"]
     assert "problem: bad cannot be imported [sic]" in text
     assert "risk: saturates" in text
     assert "No problem found" not in text

@@ -8,6 +8,7 @@ from versatil_core import (
     BackendConflictError,
     BackendLoadError,
     BackendNotFoundError,
+    BackendOptionError,
     backend_options,
     create_backend,
     host_backend,
@@ -24,8 +25,8 @@ class Backend(BasePT2EBackend):
     def __init__(self, is_dynamic=False, is_qat=False, level=1):
         self.is_dynamic, self.is_qat, self.level = is_dynamic, is_qat, level
     @classmethod
-    def for_host(cls):
-        return cls(level=7)
+    def for_host(cls, *, is_dynamic=False, level=7, machine=None):
+        return cls(is_dynamic=is_dynamic, level=level)
     @property
     def inductor_settings(self):
         return InductorSettings()
@@ -193,6 +194,44 @@ def test_host_backend_takes_the_options_for_this_host(
     site.install("fake-broken", "broken = fake_nowhere:Backend")
 
     assert backend_options(host_backend())["level"] == 7
+
+
+def test_host_backend_takes_a_name_and_options(site: Site) -> None:
+    """Also one whose kernels do not run here: a model can be quantized anywhere."""
+    site.install_good("fake", "fake-good", "fake_good_named", machines=("pdp11",))
+
+    plain, other = host_backend("fake"), host_backend("fake", {"is_dynamic": True, "level": 3})
+
+    assert backend_options(plain) == {"is_dynamic": False, "is_qat": False, "level": 7}
+    assert backend_options(other) == {"is_dynamic": True, "is_qat": False, "level": 3}
+
+
+def test_host_backend_of_a_class_that_knows_no_host(site: Site) -> None:
+    code = GOOD.format(name="fake", machines=("m",)).replace("def for_host", "def elsewhere")
+    site.install("fake-plain", "fake = fake_plain:Backend", module="fake_plain", code=code)
+
+    assert backend_options(host_backend("fake", {"is_qat": True}))["is_qat"] is True
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("colour", "red", "the options are is_dynamic, level"),
+        ("is_qat", True, "the options are is_dynamic, level"),  # for_host() does not take it
+        ("machine", "m", "the options are is_dynamic, level"),  # no option of the constructor
+        ("is_dynamic", "False", "it is true or false"),
+    ],
+)
+def test_an_option_that_a_backend_does_not_have(
+    site: Site, option: str, value: object, remedy: str
+) -> None:
+    site.install_good("fake", "fake-good", f"fake_good_without_{option}")
+
+    with pytest.raises(BackendOptionError, match=remedy) as error:
+        host_backend("fake", {"level": 3, option: value})
+
+    assert (error.value.backend, error.value.option) == ("fake", option)
+    assert error.value.value == value
 
 
 def test_no_host_backend_names_the_broken_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from versatil_core.doctor import (
     toolchain_findings,
 )
 from versatil_core.errors import BackendLoadError, BackendNotFoundError, UnsupportedVersionError
-from versatil_passes.lowering_rules import LoweringRules
+from versatil_passes import LoweringRules, SaturatingPairs
 
 X86 = """processor	: 0
 model name	: Fast(R) CPU @ 3GHz
@@ -45,19 +46,28 @@ class FakeBackend(BasePT2EBackend):
         weight_granularities=frozenset({"per_tensor"}),
         post_ops={"linear": frozenset({"relu"})},
         residual_post_ops={"conv2d": frozenset({"relu"})},
-        safe_input_quant_max=127,
+        saturating_pairs=SaturatingPairs(
+            accumulator_max=32767,
+            uncut_features=256,
+            cause="this CPU is old",
+            remedy="Buy another",
+        ),
     )
 
     def __init__(self, is_dynamic: bool = False, is_qat: bool = False) -> None:
         self.is_dynamic = is_dynamic
         self.is_qat = is_qat
 
+    @property
+    def option_reasons(self) -> Mapping[str, str]:
+        return {"is_dynamic": "the CPU likes it"}
+
     def create_quantizer(self, module_path: str = "") -> object:  # type: ignore[override]
         raise NotImplementedError(module_path)
 
 
 class ExactBackend(FakeBackend):
-    lowering_rules = dataclasses.replace(FakeBackend.lowering_rules, safe_input_quant_max=None)
+    lowering_rules = dataclasses.replace(FakeBackend.lowering_rules, saturating_pairs=None)
 
 
 def entry(name: str, distribution: str = "some-package") -> BackendEntry:
@@ -123,14 +133,17 @@ def test_missing_compiler_and_headers_say_what_to_install(tmp_path: Path) -> Non
 def test_saturation_is_a_risk_only_where_kernels_saturate() -> None:
     [risk] = saturation_findings(FakeBackend())
     assert risk.level == "risk"
-    assert "exceeds 127" in risk.message
-    assert "FakeBackend.for_host()" in risk.message
+    assert risk.message.startswith("a model quantized with other options than the ones above")
+    assert risk.message.endswith(
+        "(`versatil inspect` names its layers): this CPU is old. Buy another"
+    )
     assert saturation_findings(ExactBackend()) == []
 
 
 def test_plan_says_what_int8_uses() -> None:
     plan = int8_plan(FakeBackend(is_dynamic=True))
     assert plan.options == {"is_dynamic": True, "is_qat": False}
+    assert plan.reasons == {"is_dynamic": "the CPU likes it"}
     assert plan.ops == ("conv2d (static)", "linear (static, dynamic)")
     assert plan.activations == ("uint8", "int8")
     assert plan.weights == ("per_tensor",)
@@ -187,4 +200,6 @@ def test_problems_come_before_risks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_diagnosis_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
     with_backends(monkeypatch, (entry("good"),))
-    assert json.loads(json.dumps(examine().to_dict()))["int8"]["backend"] == "fake"
+    int8 = json.loads(json.dumps(examine().to_dict()))["int8"]
+    assert int8["backend"] == "fake"
+    assert int8["reasons"] == {"is_dynamic": "the CPU likes it"}

@@ -99,7 +99,7 @@ def test_weights_are_shared_until_they_are_packed(linear_backend: Backend) -> No
     reference = pair_reference(backend)
     shared = {value.data_ptr() for value in reference.state_dict().values()}
 
-    copied, _ = lowered_copy(reference, backend)
+    copied, _ = lowered_copy(reference, backend.lowering_rules)
     lowered = lower(reference, backend)
 
     assert {value.data_ptr() for value in copied.state_dict().values()} <= shared

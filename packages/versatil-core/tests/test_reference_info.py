@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim
 
 from versatil_core import ModelFileError, QuantizationTarget, quantize, reference_info
-from versatil_core.reference_info import ReferenceInfo
+from versatil_core.reference_info import ReferenceInfo, find_reference_info
 
 
 @pytest.fixture
@@ -31,6 +31,27 @@ def test_it_says_how_the_reference_was_made(reference: torch.fx.GraphModule) -> 
     assert set(info.versions) == {"torch", "torchao", "versatil-core"}
 
 
+def test_reasons_of_the_backend_are_kept(
+    linear_backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = {"quant_max": "the CPU likes it"}
+    monkeypatch.setattr(linear_backend, "option_reasons", property(lambda _: reasons))
+    x = torch.randn(3, 4)
+
+    info = reference_info(quantize(torch.nn.Linear(4, 4), x, linear_backend(), [x]))
+
+    assert info.targets[0].reasons == {"quant_max": "the CPU likes it"}
+    assert ReferenceInfo.from_dict(json.loads(json.dumps(info.to_dict()))) == info
+
+
+def test_it_may_lack_reasons(reference: torch.fx.GraphModule) -> None:
+    """As what was written before there were any."""
+    values = reference_info(reference).to_dict()
+    del values["targets"][0]["reasons"]
+
+    assert ReferenceInfo.from_dict(values).targets[0].reasons == {}
+
+
 def test_it_survives_json(reference: torch.fx.GraphModule) -> None:
     info = reference_info(reference)
 
@@ -43,5 +64,8 @@ def test_it_survives_a_copy(reference: torch.fx.GraphModule) -> None:
 
 
 def test_another_module_has_none() -> None:
+    other = torch.fx.symbolic_trace(torch.nn.ReLU())
+
+    assert find_reference_info(other) is None
     with pytest.raises(ModelFileError, match=r"versatil_core\.quantize"):
-        reference_info(torch.fx.symbolic_trace(torch.nn.ReLU()))
+        reference_info(other)

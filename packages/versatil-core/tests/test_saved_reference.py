@@ -64,6 +64,38 @@ def test_round_trip(reference: GraphModule, file: Path) -> None:
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
 
 
+def test_the_backends_reasons_are_saved(
+    linear_backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = {"quant_max": "the CPU likes it"}
+    monkeypatch.setattr(linear_backend, "option_reasons", property(lambda _: reasons))
+    x = torch.randn(3, 4)
+    save(quantize(torch.nn.Linear(4, 4), x, linear_backend(), [x]), tmp_path / "model.pt2")
+    monkeypatch.undo()
+
+    assert reference_info(load(tmp_path / "model.pt2")).targets[0].reasons == reasons
+    assert read_manifest(tmp_path / "model.pt2").info.targets[0].reasons == reasons
+
+
+def test_a_file_without_reasons_loads(file: Path) -> None:
+    def without_reasons(name: str, data: bytes) -> bytes:
+        if not name.endswith("versatil_manifest.json"):
+            return data
+        manifest = json.loads(data)
+        text = json.dumps(manifest)
+        assert text.count('"reasons": {}') == 1
+        return text.replace(', "reasons": {}', "").encode()
+
+    edit(file, without_reasons)
+
+    assert b"reasons" not in b"".join(
+        zipfile.ZipFile(file).read(name)
+        for name in zipfile.ZipFile(file).namelist()
+        if name.endswith("versatil_manifest.json")
+    )
+    assert reference_info(load(file)).targets[0].reasons == {}
+
+
 def test_limits_of_dynamic_sizes_are_kept(file: Path) -> None:
     loaded = load(file)
 

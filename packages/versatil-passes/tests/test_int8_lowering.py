@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
-from versatil_passes import Int8Lowering, LoweringRules
+from versatil_passes import Int8Lowering, LoweringRules, SaturatingPairs
 from versatil_passes.int8_lowering import _stable
 
 qd = torch.ops.quantized_decomposed
 S8 = (0.03, 3, -128, 127, torch.int8)
+PAIRS = SaturatingPairs(accumulator_max=32767, uncut_features=256)
 
 
 def test_the_record_of_what_was_lowered(build: Any) -> None:
@@ -320,8 +321,11 @@ def test_the_uuid_depends_on_every_rule() -> None:
         uuid(residual_post_ops={"conv2d": frozenset({"relu"})}),
         uuid(allow_int8_output=False),
         uuid(activation_dtypes=(torch.int8,)),
+        uuid(saturating_pairs=PAIRS),
+        uuid(saturating_pairs=replace(PAIRS, accumulator_max=16383)),
+        uuid(saturating_pairs=replace(PAIRS, uncut_features=384)),
     }
-    assert len(different) == 7
+    assert len(different) == 10
 
 
 def test_the_uuid_does_not_depend_on_the_order_of_a_set() -> None:

@@ -39,7 +39,7 @@ def test_what_is_left_out_is_not_admitted() -> None:
     assert not rules.admits_post_op("linear", "relu", has_residual=True)
     assert rules.activation_dtypes == (torch.uint8,)
     assert rules.dynamic_ops == {"linear"}
-    assert rules.safe_input_quant_max is None
+    assert rules.saturating_pairs is None
 
 
 def test_a_rule_holds_for_its_op_and_its_place_alone() -> None:

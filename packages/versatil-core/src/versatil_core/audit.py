@@ -28,8 +28,11 @@ class LayerAudit:
         output_dtype: Dtype the kernel writes, such as ``"uint8"``; ``None`` for a float layer.
         reason: Why the layer stays float; ``None`` for an int8 layer.
         may_saturate: Whether inputs exist for which the kernel's sums saturate on this CPU.
-        pair_sum: The largest sum of two neighbouring weights of the same sign; ``None`` where nothing can saturate.
+        pair_sum: The largest magnitude that two neighbouring int8 weights of the same sign add up to; ``None`` for a
+            float layer, and on a CPU whose kernels never saturate.
         pair_limit: The largest such sum that is safe; ``None`` likewise.
+        kernel_class: Name of the implementation that runs it, such as ``"lowp_gemm:acl"``; empty where oneDNN decides.
+        columns_bytes: Memory for each image, in bytes, of a convolution that runs as a product of matrices.
     """
 
     module_path: str
@@ -43,6 +46,8 @@ class LayerAudit:
     may_saturate: bool = False
     pair_sum: int | None = None
     pair_limit: int | None = None
+    kernel_class: str = ""
+    columns_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Audit:
         }
 
     def __str__(self) -> str:
-        """A table as text, 100 columns wide."""
+        """A table as text, 100 columns wide, with the notes below."""
         from rich.console import Console
 
         buffer = io.StringIO()
@@ -94,7 +99,7 @@ class Audit:
         return buffer.getvalue().rstrip()
 
     def __rich__(self) -> Any:
-        """The same table for a rich console, with the notes below."""
+        """The same for a rich console."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -168,6 +173,8 @@ def _layer(op: LoweredOp | DeclinedOp) -> LayerAudit:
         may_saturate=op.may_saturate,
         pair_sum=op.pair_sum,
         pair_limit=op.pair_limit,
+        kernel_class=op.kernel_class,
+        columns_bytes=op.columns_bytes,
     )
 
 
@@ -175,6 +182,10 @@ def _what(layer: LayerAudit) -> str:
     if layer.reason is not None:
         return layer.reason
     what = f"{' + '.join((layer.op, *layer.post_ops))} -> {layer.output_dtype}"
+    if layer.kernel_class:
+        what += f", {layer.kernel_class}"
+    if layer.columns_bytes:
+        what += f", {layer.columns_bytes / 1e3:.0f} kB of columns an image"
     if layer.may_saturate:
         what += f"; may saturate here: a pair of weights adds up to {layer.pair_sum}, {layer.pair_limit} is safe"
     return what

@@ -67,8 +67,8 @@ class LayerObserver(Protocol):
 
         Args:
             layer: The operator whose second argument is the observed weight.
-            args: Its arguments, with the values of this batch; not to be written to.
-            kwargs: As well.
+            args: Its positional arguments, with the values of this batch; not to be written to.
+            kwargs: Its keyword arguments, likewise.
         """
 
 

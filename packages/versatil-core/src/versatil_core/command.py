@@ -161,7 +161,7 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="An option of the backend that is not to be what suits this CPU, such as "
+            help="Set an option of the backend instead of taking what suits this CPU, such as "
             "saturation=reduce_range. Repeatable.",
         ),
     ] = None,

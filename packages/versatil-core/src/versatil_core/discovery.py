@@ -133,20 +133,34 @@ def host_backend(
         BackendNotFoundError: No installed and working backend serves this machine.
         BackendConflictError: Several do.
         BackendOptionError: The backend has no such option, or not that value of it.
+        BackendLoadError: The backend ``name`` cannot be imported or used.
     """
     backend = _only_usable() if name is None else load_backend(name)
     for_host = getattr(backend, "for_host", backend)
     wanted = dict(options or {})
-    known = [*inspect.signature(for_host).parameters]
-    for option, value in wanted.items():
-        if option not in known:
-            remedy = f"the options are {', '.join(known) or 'none'}"
-            raise BackendOptionError(backend.name, option, value, remedy)
+    _check_options(backend, inspect.signature(for_host).parameters, wanted)
     chosen: BasePT2EBackend = for_host(**wanted)
     return chosen
 
 
+def _check_options(
+    backend: type[BasePT2EBackend],
+    parameters: Mapping[str, inspect.Parameter],
+    options: Mapping[str, Any],
+) -> None:
+    # What is no option of the constructor, such as another CPU, is no option of the backend.
+    known = [name for name in parameters if name in inspect.signature(backend).parameters]
+    for option, value in options.items():
+        if option not in known:
+            remedy = f"the options are {', '.join(known) or 'none'}"
+            raise BackendOptionError(backend.name, option, value, remedy)
+        # The text "False", which a command line may well have, would count as true.
+        if isinstance(parameters[option].default, bool) and not isinstance(value, bool):
+            raise BackendOptionError(backend.name, option, value, "it is true or false")
+
+
 def _only_usable() -> type[BasePT2EBackend]:
+    """Find the one backend whose kernels run on this machine."""
     machine = platform.machine().lower()
     usable, problems = _usable_on(machine)
     if len(usable) > 1:

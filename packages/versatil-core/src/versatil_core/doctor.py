@@ -221,8 +221,8 @@ def saturation_findings(backend: BasePT2EBackend) -> list[Finding]:
     return [
         Finding(
             "risk",
-            "a model that was not quantized with the options above, for another CPU say, can give "
-            f"wrong results here, and `versatil inspect` names the layers: {saturation_advice(rules)}",
+            "a model quantized with other options than the ones above, say for another CPU, can give "
+            f"wrong results here (`versatil inspect` names its layers): {saturation_advice(rules)}",
         )
     ]
 

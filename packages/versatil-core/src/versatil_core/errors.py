@@ -6,7 +6,7 @@
     ├── BackendNotFoundError     (LookupError)   no installed package registers this backend
     ├── BackendConflictError                     several distributions register one name
     ├── BackendLoadError         (ImportError)   a registered backend cannot be imported or used
-    ├── BackendOptionError       (ValueError)    a backend has no such value of an option
+    ├── BackendOptionError       (ValueError)    a backend has no such option, or not this value of it
     ├── UnsupportedVersionError  (ImportError)   torch or torchao outside the tested range
     ├── UnsupportedDeviceError   (ValueError)    a tensor is not on the CPU
     ├── UnsupportedHostError     (RuntimeError)  this machine does not have the backend's kernels
@@ -95,20 +95,22 @@ class BackendLoadError(VersatilError, ImportError):
 
 
 class BackendOptionError(VersatilError, ValueError):
-    """A backend was asked for a value of an option that it does not have, or that contradicts another.
+    """A backend has no such option, or not this value of it, or the value contradicts another option.
 
     Attributes:
         backend: Name of the backend.
         option: The option.
         value: What was asked for.
+        remedy: What to ask for instead.
     """
 
     def __init__(self, backend: str, option: str, value: object, remedy: str) -> None:
-        """Keep the option and its value; ``remedy`` says what to do."""
+        """Keep what was asked for, and what to ask for instead."""
         super().__init__(f"backend {backend!r}: {option}={value!r} can't be: {remedy}")
         self.backend = backend
         self.option = option
         self.value = value
+        self.remedy = remedy
 
 
 class UnsupportedVersionError(VersatilError, ImportError):

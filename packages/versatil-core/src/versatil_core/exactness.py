@@ -18,7 +18,7 @@ from versatil_core.exactness_report import ExactnessReport, OpExactness
 from versatil_core.lower import is_lowered, lowered_copy
 from versatil_passes import QuantLiftUp
 from versatil_passes.graph_queries import is_mutating
-from versatil_passes.int8_lowering import is_dequantize
+from versatil_passes.int8_chain import is_dequantize
 
 
 def check_exactness(

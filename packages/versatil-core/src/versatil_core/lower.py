@@ -15,7 +15,6 @@ from versatil_passes import (
     Int8Lowering,
     LoweringRecord,
     LoweringRules,
-    OneDNNKernels,
     PassChain,
     QuantLiftUp,
 )
@@ -46,7 +45,7 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     check_host(backend)
     lowered, record = lowered_copy(reference, backend.lowering_rules)
     warn_about_saturation(record, backend.lowering_rules)
-    OneDNNKernels(allow_in_place=False)(lowered.graph)
+    Int8Lowering(backend.lowering_rules).kernels(allow_in_place=False)(lowered.graph)
     drop_unused_state(lowered)
     lowered.recompile()
     lowered.meta[_RECORD] = record

@@ -89,8 +89,8 @@ def quantize(
     names = positional_names(model)
     if batches is None:
         # Also the observers of the weights measure only while the model runs: without one call
-        # every scale would be that of an empty tensor.
-        # But an example is no data: it may be all zeros.
+        # every scale would be that of an empty tensor. But an example is no data, it may be all
+        # zeros: nobody is shown what layers do with it.
         calibrate(
             prepared, [example_inputs], example_inputs, input_names=names, observe_layers=False
         )

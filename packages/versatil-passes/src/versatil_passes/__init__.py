@@ -3,6 +3,7 @@
 from versatil_passes.__about__ import __version__
 from versatil_passes.decompose_quantization import DecomposeQuantization
 from versatil_passes.errors import PassError, PassOrderError, RulesError, VersatilError
+from versatil_passes.gemm_kernels import GemmKernels
 from versatil_passes.int8_lowering import Int8Lowering
 from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
 from versatil_passes.lowering_rules import LoweringRules
@@ -15,6 +16,7 @@ from versatil_passes.saturating_pairs import SaturatingPairs
 __all__ = [
     "DeclinedOp",
     "DecomposeQuantization",
+    "GemmKernels",
     "Int8Lowering",
     "LoweredOp",
     "LoweringRecord",

@@ -122,6 +122,11 @@ def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | s
     )
 
 
+def conv_groups(node: Node) -> int:
+    """Number of groups of ``aten.conv1d`` or ``conv2d``; 1 for any other layer."""
+    return int(arguments_of(node).get("groups", 1))
+
+
 def _per_dimension(value: Any, dimensions: int) -> list[int]:
     values = [int(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
     return values * dimensions if len(values) == 1 else values

@@ -1,26 +1,29 @@
 """Find quantized linears and convolutions in an exported graph, and make each one int8 operator."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from versatil_passes._torch_compat import same_shape
-from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV, conv_geometry, post_op_of
+from versatil_passes.float_layers import (
+    FLOAT_LAYERS,
+    LINEAR_AND_CONV,
+    conv_geometry,
+    conv_groups,
+    post_op_of,
+)
+from versatil_passes.gemm_kernels import GemmKernels, columns_bytes
 from versatil_passes.graph_queries import (
     args_of,
     constant_of,
-    erase_unread,
-    is_mutating,
     is_written,
     module_path_of,
     node_order,
-    nodes_between,
-    only_user,
-    set_value,
     value_of,
 )
+from versatil_passes.int8_chain import Int8Chain, emit_int8_op
 from versatil_passes.int8_ops import Int8Call
 from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
 from versatil_passes.lowering_rules import LoweringRules
@@ -61,9 +64,19 @@ class Int8Lowering:
         self.record = LoweringRecord()
 
     @property
-    def post_grad_pass(self) -> OneDNNKernels:
+    def post_grad_pass(self) -> OneDNNKernels | GemmKernels:
         """The second half, for Inductor's post-grad slot."""
-        return OneDNNKernels()
+        return self.kernels(allow_in_place=True)
+
+    def kernels(self, *, allow_in_place: bool) -> OneDNNKernels | GemmKernels:
+        """The pass that binds the int8 operators of this lowering to the hardware's kernels.
+
+        Args:
+            allow_in_place: Whether a kernel may write its result over another tensor; for functional graphs only.
+        """
+        if self.rules.kernels == "gemm":
+            return GemmKernels()
+        return OneDNNKernels(allow_in_place=allow_in_place)
 
     def __call__(self, graph: Graph) -> LoweringRecord:
         """Rewrite ``graph`` in place.
@@ -106,6 +119,12 @@ class Int8Lowering:
             raise _Declined(f"{op} has no int8 kernel in this release")
         if op not in self.rules.ops:
             raise _Declined(f"the backend has no int8 kernel for {op}")
+        is_gemm = self.rules.kernels == "gemm"
+        groups = 1 if op == "linear" else conv_groups(node)
+        if is_gemm and groups > 1:
+            raise _Declined(
+                f"it has {groups} groups; the backend's kernel is one product of matrices"
+            )
         activation = self._activation(node, op)
         weight, w_scale = self._weight(node)
         _check_layout(node, op)
@@ -114,13 +133,43 @@ class Int8Lowering:
             raise _Declined("its bias is computed at run time; the kernel wants a constant")
         qx, x_scale, x_zero_point, _, input_quant_max = args_of(activation)[:5]
         call = Int8Call(qx, x_scale, x_zero_point, weight, w_scale, bias, _geometry(node, op))
-        record = _emit(self._collect(call, op, node), op, input_quant_max)
-        pairs, values = self.rules.saturating_pairs, constant_of(weight)
-        if pairs is None or values is None:
+        columns = self._columns_bytes(call, node) if is_gemm and op != "linear" else 0
+        record = emit_int8_op(self._collect(call, op, node), op, input_quant_max)
+        if is_gemm:
+            record = replace(record, kernel="onednn.qlinear_pointwise", columns_bytes=columns)
+        record = replace(record, kernel_class=self.rules.kernel_class)
+        return self._with_pairs(record, constant_of(weight))
+
+    def _columns_bytes(self, call: Int8Call, node: Node) -> int:
+        """Memory of a convolution's columns for one image, if it is known and not too much."""
+        value = value_of(node)
+        if call.is_one_by_one:
+            return 0
+        if value is None or not all(isinstance(size, int) for size in value.shape[2:]):
+            raise _Declined(
+                "its spatial sizes are dynamic; the backend copies what a kernel larger than 1 covers, and needs "
+                "fixed ones (a dynamic batch size is fine)"
+            )
+        size = columns_bytes(call, value.shape)
+        limit = self.rules.columns_bytes_max
+        if limit is not None and size > limit:
+            raise _Declined(
+                f"what its kernel covers takes {size / 1e6:.1f} MB for each image; the backend's settings allow "
+                f"{limit / 1e6:.1f} MB"
+            )
+        return size
+
+    def _with_pairs(self, record: LoweredOp, weight: torch.Tensor | None) -> LoweredOp:
+        """Add to the record what says whether the kernel may saturate."""
+        pairs = self.rules.saturating_pairs
+        if pairs is None:
             return record
-        largest = pairs.largest_sums(values).tolist()
+        assert weight is not None  # others were declined
+        largest = pairs.largest_sums(weight).tolist()
         return replace(
-            record, pair_sum=max(largest, default=0), pair_limit=pairs.limit(input_quant_max)
+            record,
+            pair_sum=max(largest, default=0),  # a layer may have no output channel
+            pair_limit=pairs.limit(record.input_quant_max),
         )
 
     def _activation(self, node: Node, op: str) -> Node:
@@ -197,17 +246,17 @@ class Int8Lowering:
         assert isinstance(scale, Node)
         return weight, scale
 
-    def _collect(self, call: Int8Call, op: str, node: Node) -> "_Chain":
+    def _collect(self, call: Int8Call, op: str, node: Node) -> Int8Chain:
         """Follow single readers from ``node`` and take what the kernel can do as well."""
-        chain = self._take_residual(_Chain(call, (node,)), op)
+        chain = self._take_residual(Int8Chain(call, (node,)), op)
         chain = self._take_post_op(chain, op)
         quantized = self._take_quantize(chain)
         if chain.call.other is not None and not _is_residual_form(quantized.call):
             # Kernels add in place: float to float, or uint8 to uint8. Inductor fuses the rest into one loop.
-            return self._take_quantize(self._take_post_op(_Chain(call, (node,)), op))
+            return self._take_quantize(self._take_post_op(Int8Chain(call, (node,)), op))
         return quantized
 
-    def _take_residual(self, chain: "_Chain", op: str) -> "_Chain":
+    def _take_residual(self, chain: Int8Chain, op: str) -> Int8Chain:
         add = chain.next_op({aten.add.Tensor, aten.add_.Tensor})
         if add is None or op not in self.rules.residual_post_ops or add.kwargs.get("alpha", 1) != 1:
             return chain
@@ -239,7 +288,7 @@ class Int8Lowering:
             call = replace(call, other=quantized, other_scale=scale, other_zero_point=zero_point)
         return chain.extended(add, call)
 
-    def _take_post_op(self, chain: "_Chain", op: str) -> "_Chain":
+    def _take_post_op(self, chain: Int8Chain, op: str) -> Int8Chain:
         reader = chain.next_op()
         post_op = None if reader is None else post_op_of(reader)
         if reader is None or post_op is None:
@@ -250,7 +299,7 @@ class Int8Lowering:
             return chain
         return chain.extended(reader, replace(chain.call, post_op=name, post_op_args=args))
 
-    def _take_quantize(self, chain: "_Chain") -> "_Chain":
+    def _take_quantize(self, chain: Int8Chain) -> Int8Chain:
         quantize = chain.next_op({torch.ops.quantized_decomposed.quantize_per_tensor.default})
         if quantize is None or not self.rules.allow_int8_output:
             return chain
@@ -291,82 +340,8 @@ def _geometry(node: Node, op: str) -> tuple[list[int], list[int], list[int], int
     return geometry
 
 
-def _emit(chain: "_Chain", op: str, input_quant_max: int) -> LoweredOp:
-    call, last = chain.call, chain.last
-    with last.graph.inserting_before(last):
-        if isinstance(call.w_scale, float):
-            scale = last.graph.call_function(
-                aten.full.default, ([1], call.w_scale), {"dtype": torch.float32}
-            )
-            call = replace(call, w_scale=scale)
-        node = last.graph.call_function(call.target, call.args())
-    names = tuple(member.name for member in chain.nodes)
-    record = LoweredOp(
-        node=chain.nodes[0].name,
-        module_path=module_path_of(chain.nodes[0]),
-        op=op,
-        kernel="onednn.qlinear_pointwise" if op == "linear" else "onednn.qconv_pointwise",
-        post_ops=chain.post_op_names(),
-        output_dtype=call.output_dtype,
-        input_quant_max=input_quant_max,
-        is_dynamic=call.is_dynamic,
-        replaces=names,
-    )
-    node.meta = {**last.meta, "replaces": last.name, "lowered_as": str(record)}
-    value = value_of(last)
-    if value is not None:
-        set_value(node, value)  # an earlier residual addition may ask for this shape
-    last.replace_all_uses_with(node)
-    inputs = [
-        node for member in chain.nodes for node in member.all_input_nodes if node not in chain.nodes
-    ]
-    for member in reversed(chain.nodes):
-        member.graph.erase_node(member)
-    erase_unread(node for node in inputs if is_dequantize(node))
-    return record
-
-
 class _Declined(Exception):  # noqa: N818 - not an error: a decision, with its reason
     """Ends the lowering of one operator."""
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """An operator under construction: what it computes so far, and the nodes that this replaces."""
-
-    call: Int8Call
-    nodes: tuple[Node, ...]
-
-    @property
-    def last(self) -> Node:
-        return self.nodes[-1]
-
-    def extended(self, node: Node, call: Int8Call) -> "_Chain":
-        return _Chain(call, (*self.nodes, node))
-
-    def next_op(self, targets: set[Any] | None = None) -> Node | None:
-        """The only reader of the last node, unless something is written to between the two."""
-        reader = only_user(self.last)
-        if (
-            reader is None
-            or reader.op != "call_function"
-            or (targets is not None and reader.target not in targets)
-        ):
-            return None
-        if any(is_mutating(node) for node in nodes_between(self.last, reader)):
-            return None
-        return reader
-
-    def post_op_names(self) -> tuple[str, ...]:
-        added = () if self.call.other is None else ("add",)
-        return added if self.call.post_op == "none" else (*added, self.call.post_op)
-
-
-def is_dequantize(node: Node) -> bool:
-    """Whether ``node`` is one of the ``quantized_decomposed`` dequantize ops."""
-    return node.op == "call_function" and str(node.target).startswith(
-        "quantized_decomposed.dequantize"
-    )
 
 
 def _is_residual_form(call: Int8Call) -> bool:

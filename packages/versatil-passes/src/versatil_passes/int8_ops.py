@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from versatil_passes.graph_queries import constant_of
+
 _TAIL = (
     "Tensor? other, float other_scale, int other_zero_point, str post_op, Scalar?[] post_op_args, "
     "float output_scale, int output_zero_point, int output_quant_min, int output_quant_max, ScalarType output_dtype"
@@ -71,6 +73,16 @@ class Int8Call:
     def is_dynamic(self) -> bool:
         """Whether scale and zero_point of the activation are tensors."""
         return not isinstance(self.x_scale, (int, float))
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether it is a convolution whose kernel covers one position."""
+        weight = self.weight if isinstance(self.weight, torch.Tensor) else constant_of(self.weight)
+        return (
+            self.geometry is not None
+            and weight is not None
+            and all(size == 1 for size in weight.shape[2:])
+        )
 
     @property
     def has_int8_output(self) -> bool:

@@ -19,9 +19,12 @@ class LoweredOp:
         input_quant_max: ``quant_max`` of the activation's quantize.
         is_dynamic: Whether the activation's scale is computed at run time.
         replaces: Names of the nodes that the kernel stands for, in order; the last one's value is the kernel's result.
-        pair_sum: The largest sum of two neighbouring int8 weights of the same sign; ``None`` where the rules name no
-            :class:`~versatil_passes.SaturatingPairs`.
+        pair_sum: The largest magnitude that two neighbouring int8 weights of the same sign, or a lone one, add up to;
+            ``None`` where the rules name no :class:`~versatil_passes.SaturatingPairs`.
         pair_limit: The largest such sum for which the kernel cannot saturate; ``None`` likewise.
+        columns_bytes: Where a convolution runs as a product of matrices: the memory in bytes that its columns take for
+            each image.
+        kernel_class: Name of the implementation that runs it, such as ``"lowp_gemm:acl"``; empty where oneDNN decides.
     """
 
     node: str
@@ -35,6 +38,8 @@ class LoweredOp:
     replaces: tuple[str, ...]
     pair_sum: int | None = None
     pair_limit: int | None = None
+    columns_bytes: int = 0
+    kernel_class: str = ""
 
     @property
     def may_saturate(self) -> bool:

@@ -10,6 +10,7 @@ from versatil_passes.saturating_pairs import SaturatingPairs
 OPS = frozenset({"linear", "conv1d", "conv2d"})
 POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
 RESIDUAL_POST_OPS = frozenset({"relu"})
+KERNELS = frozenset({"onednn", "gemm"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,14 @@ class LoweringRules:
         allow_int8_output: Whether a kernel may write its result already quantized.
         saturating_pairs: How the kernels of the CPU at hand pair products up in a sum that saturates, or ``None``
             where they never do.
+        kernels: ``"onednn"`` binds the layers to oneDNN's kernels for linears and convolutions
+            (:class:`~versatil_passes.OneDNNKernels`); ``"gemm"`` makes each one a product of int8 matrices
+            (:class:`~versatil_passes.GemmKernels`), which takes convolutions without groups, and neither post ops
+            nor int8 outputs.
+        columns_bytes_max: With ``"gemm"``, the memory that a convolution's columns may take for each image, in
+            bytes; larger ones stay float. ``None`` is no limit.
+        kernel_class: Name of the implementation that runs the int8 layers, such as ``"lowp_gemm:acl"``, for the
+            record; empty where that is for oneDNN to decide.
 
     Raises:
         RulesError: A name is none of those listed above.
@@ -46,6 +55,9 @@ class LoweringRules:
     residual_post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
     allow_int8_output: bool = True
     saturating_pairs: SaturatingPairs | None = None
+    kernels: str = "onednn"
+    columns_bytes_max: int | None = None
+    kernel_class: str = ""
 
     def __post_init__(self) -> None:
         """Refuse names that no lowering knows, so that a typing error does not switch a fusion off in silence."""
@@ -56,11 +68,15 @@ class LoweringRules:
             ("op", ops, OPS),
             ("post op", post_ops, POST_OPS),
             ("residual post op", residual_post_ops, RESIDUAL_POST_OPS),
+            ("kind of kernels", {self.kernels}, KERNELS),
             ("weight granularity", self.weight_granularities, {"per_channel", "per_tensor"}),
         ):
             unknown = sorted(given - known)
             if unknown:
                 raise RulesError(what, unknown[0], sorted(known))
+        if self.kernels == "gemm" and (post_ops or self.residual_post_ops):
+            what = "post op with kernels='gemm'"
+            raise RulesError(what, next(iter(post_ops or {"add"})), [])
 
     def admits_post_op(self, op: str, post_op: str, *, has_residual: bool) -> bool:
         """Whether the kernel of ``op`` applies ``post_op``, after an addition if ``has_residual``.

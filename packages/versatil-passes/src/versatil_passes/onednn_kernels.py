@@ -1,15 +1,14 @@
 """Bind the neutral int8 operators to oneDNN kernels."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
-from versatil_passes.graph_queries import constant_of, erase_unread, value_of
+from versatil_passes.graph_queries import constant_of, erase_unread
 from versatil_passes.int8_ops import Int8Call, is_int8_op
+from versatil_passes.kernel_graph import Emit, GraphConstants, call_now, graph_emit
 from versatil_passes.overwriting import is_overwritable
 
 aten, prims, onednn = torch.ops.aten, torch.ops.prims, torch.ops.onednn
@@ -23,9 +22,6 @@ _KERNEL_POST_OPS = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
 }
-
-Emit = Callable[..., Any]
-"""Calls an operator on values, or adds the call to a graph: ``emit(op, *args)``."""
 
 
 class OneDNNKernels:
@@ -62,7 +58,7 @@ class OneDNNKernels:
         Returns:
             The number of operators that were bound to a kernel.
         """
-        constants = _Constants(graph)
+        constants = GraphConstants(graph)
         nodes = [node for node in graph.nodes if is_int8_op(node)]
         return sum(self._bind(node, constants) for node in nodes)
 
@@ -70,17 +66,17 @@ class OneDNNKernels:
         """Identity for compile caches."""
         return f"versatil_passes.OneDNNKernels/1/{self.allow_in_place}"
 
-    def _bind(self, node: Node, constants: "_Constants") -> bool:
+    def _bind(self, node: Node, constants: GraphConstants) -> bool:
         call = Int8Call.from_args(node.args)
         with node.graph.inserting_before(node):
-            packed = constants.packed_weight(call)
+            packed = _packed_weight(constants, call)
             if packed is None:
                 return False
             kernel = bind(
                 call,
                 packed,
-                constants.weight_zero_points(call),
-                _graph_emit(node.graph),
+                _weight_zero_points(constants, call),
+                graph_emit(node.graph),
                 is_in_place=self.allow_in_place and is_overwritable(call.other, node),
             )
         kernel.meta = {**node.meta, "val": kernel.meta.get("val", node.meta.get("val"))}
@@ -94,7 +90,7 @@ def run(call: Int8Call) -> torch.Tensor:
     """Compute a neutral operator on tensors, packing its weight for this one call."""
     zero_points = torch.zeros_like(call.w_scale, dtype=torch.int32)
     result: torch.Tensor = bind(
-        call, pack(call, call.weight, call.w_scale), zero_points, _call, is_in_place=False
+        call, pack(call, call.weight, call.w_scale), zero_points, call_now, is_in_place=False
     )
     return result
 
@@ -216,64 +212,24 @@ def _clamp(call: Int8Call, y: Any, emit: Emit) -> Any:
     return emit(aten.clamp_max.default, y, call.output_quant_max)
 
 
-def _call(operator: Any, *args: Any) -> Any:
-    return operator(*args)
+def _packed_weight(constants: GraphConstants, call: Int8Call) -> Node | None:
+    """A ``get_attr`` of the packed weight, or ``None`` where weight or scale are no constants."""
+    weight, w_scale = constant_of(call.weight), constant_of(call.w_scale)
+    if weight is None or w_scale is None:
+        return None
+    activation = (
+        () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
+    )
+    scales = (str(call.w_scale.target), repr(call.w_scale.args))
+    key = ("weight", str(call.weight.target), scales, repr(call.geometry), activation)
+    return constants.get(key, lambda: pack(call, weight, w_scale), call.weight)
 
 
-def _graph_emit(graph: Graph) -> Emit:
-    """Add calls to ``graph``, with the fake value of each where its arguments have one."""
-
-    def emit(operator: Any, *args: Any) -> Node:
-        node = graph.call_function(operator, args)
-        if all(value_of(arg) is not None for arg in node.all_input_nodes):
-            node.meta["val"] = operator(*map_arg(args, value_of))
-        return node
-
-    return emit
-
-
-class _Constants:
-    """Packed weights and zero points that a graph needs, each made once and kept by the owning module."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._names: dict[Any, str] = {}
-
-    def packed_weight(self, call: Int8Call) -> Node | None:
-        """A ``get_attr`` of the packed weight, or ``None`` where weight or scale are no constants."""
-        weight, w_scale = constant_of(call.weight), constant_of(call.w_scale)
-        if weight is None or w_scale is None:
-            return None
-        activation = (
-            () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
-        )
-        scales = (str(call.w_scale.target), repr(call.w_scale.args))
-        key = ("weight", str(call.weight.target), scales, repr(call.geometry), activation)
-        return self._get(key, lambda: pack(call, weight, w_scale), call.weight)
-
-    def weight_zero_points(self, call: Int8Call) -> Node:
-        """A ``get_attr`` of int32 zeros, as many as the weight has scales."""
-        w_scale = constant_of(call.w_scale)
-        assert w_scale is not None
-        return self._get(
-            ("zeros", w_scale.numel()),
-            lambda: torch.zeros(w_scale.numel(), dtype=torch.int32),
-            call.w_scale,
-        )
-
-    def _get(self, key: Any, make: Callable[[], torch.Tensor], like: Node) -> Node:
-        """``like`` lends its fake mode, so that the new node has a fake value too."""
-        module = self._graph.owning_module
-        assert module is not None
-        if key not in self._names:
-            tensor = make()
-            name = f"_{key[0]}_{len(self._names)}"
-            while hasattr(module, name):
-                name = f"_{name}"
-            module.register_buffer(name, tensor, persistent=False)
-            self._names[key] = name
-        node = self._graph.get_attr(self._names[key])
-        fake, tensor = value_of(like), getattr(module, self._names[key])
-        if fake is not None:
-            node.meta["val"] = fake.new_empty(tensor.shape, dtype=tensor.dtype)
-        return node
+def _weight_zero_points(constants: GraphConstants, call: Int8Call) -> Node:
+    """A ``get_attr`` of int32 zeros, as many as the weight has scales."""
+    w_scale = constant_of(call.w_scale)
+    assert w_scale is not None
+    count = w_scale.numel()
+    return constants.get(
+        ("zeros", count), lambda: torch.zeros(count, dtype=torch.int32), call.w_scale
+    )

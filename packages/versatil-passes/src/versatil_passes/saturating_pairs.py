@@ -19,8 +19,8 @@ class SaturatingPairs:
         uncut_features: Number of input features up to which a linear is never cut. Longer ones may be computed in
             two blocks, and if the first has an odd number of features, those of the second are paired the other
             way: ``(2i+1, 2i+2)`` instead of ``(2i, 2i+1)``.
-        cause: What about the CPU makes its kernels so; for messages.
-        remedy: What a user can do about a model that may saturate; for messages.
+        cause: What about the CPU makes its kernels so; for messages, without a full stop.
+        remedy: What a user can do about a model that may saturate; for messages, likewise.
 
     Example:
         >>> pairs = SaturatingPairs(accumulator_max=32767, uncut_features=256)
@@ -32,8 +32,8 @@ class SaturatingPairs:
 
     accumulator_max: int
     uncut_features: int
-    cause: str = ""
-    remedy: str = ""
+    cause: str = "the kernels add two products into a value that saturates"
+    remedy: str = "Quantize the model again for this CPU"
 
     def limit(self, activation_max: int) -> int:
         """The largest sum of two weights of the same sign for which no pair of products saturates.

@@ -1,0 +1,201 @@
+"""Marks what to quantize in an exported graph; the recipe, and which layers, are a hardware package's.
+
+The search goes by the nodes of the graph, so that it is the same for strict and non-strict export. torchao's
+quantizers go by source partitions or by what exporting wrote into the nodes' metadata: they fail on ``linear(x) +
+1.0`` and on a convolution that is called twice, and pass over ``conv1d`` and, after non-strict export, functional
+convolutions (x86) or everything (Arm).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationConfig,
+    Quantizer,
+    SharedQuantizationSpec,
+)
+
+from versatil_core.module_scope import is_node_inside
+
+_ANNOTATION = "quantization_annotation"
+aten = torch.ops.aten
+
+_LAYERS = frozenset(
+    {
+        aten.linear.default,
+        aten.conv1d.default,
+        aten.conv1d.padding,
+        aten.conv2d.default,
+        aten.conv2d.padding,
+    }
+)
+_ADDITIONS = frozenset({aten.add.Tensor, aten.add_.Tensor})
+# What a kernel may apply to its result before that is quantized.
+_ACTIVATIONS = frozenset(
+    {
+        aten.relu.default,
+        aten.relu_.default,
+        aten.hardtanh.default,
+        aten.hardtanh_.default,
+        aten.relu6.default,
+        aten.hardswish.default,
+        aten.hardswish_.default,
+        aten.silu.default,
+        aten.silu_.default,
+        aten.gelu.default,
+    }
+)
+# Operators that give the same on int8, so that a quantize can be merged into the layer before.
+_INT8_THROUGH = frozenset(
+    {
+        aten.max_pool2d.default,
+        aten.avg_pool2d.default,
+        aten.adaptive_avg_pool2d.default,
+        aten.flatten.using_ints,
+        aten.cat.default,
+    }
+)
+
+
+class LayerQuantizer(Quantizer):
+    """Annotates linear, conv1d and conv2d layers, and what int8 passes through unchanged.
+
+    Args:
+        config: The recipe: how activations and weights are quantized.
+        module_path: Annotate only inside this module; ``""`` is the whole model.
+        is_dynamic: The recipe measures the scale of activations at every call. Only layers are annotated then:
+            nothing else has an int8 kernel with a measured scale.
+        adding_layers: Layers whose kernel adds an int8 tensor to its result, as ``aten`` operators: what is added to
+            them is quantized, too.
+        has_kernel: Says of a layer whether the hardware has an int8 kernel for it; all others stay float.
+    """
+
+    def __init__(
+        self,
+        config: QuantizationConfig,
+        module_path: str = "",
+        *,
+        is_dynamic: bool = False,
+        adding_layers: frozenset[Any] = frozenset(),
+        has_kernel: Callable[[Node], bool] = lambda _: True,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.module_path = module_path
+        self.is_dynamic = is_dynamic
+        self.adding_layers = adding_layers
+        self.has_kernel = has_kernel
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate the nodes of ``model`` in place; nodes that carry an annotation keep theirs.
+
+        Args:
+            model: An exported module.
+
+        Returns:
+            The same module.
+        """
+        layers = [
+            node
+            for node in self._candidates(model.graph)
+            if is_layer(node) and self.has_kernel(node)
+        ]
+        for layer in layers:
+            self._annotate_layer(layer)
+        if self.is_dynamic:
+            return model
+        int8_outputs = self._annotate_residuals(layers)
+        self._annotate_int8_through(model.graph, int8_outputs)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Accept every annotated module."""
+
+    def _candidates(self, graph: Graph) -> Iterable[Node]:
+        for node in graph.nodes:
+            if (
+                node.op == "call_function"
+                and _ANNOTATION not in node.meta
+                and is_node_inside(node, self.module_path)
+            ):
+                yield node
+
+    def _annotate_layer(self, layer: Node) -> None:
+        activation, weight = layer.args[:2]
+        _annotate(layer, {activation: self.config.input_activation, weight: self.config.weight})
+
+    def _annotate_residuals(self, layers: Iterable[Node]) -> set[Node]:
+        """Quantize what is added to a convolution; return the last node of each fused form."""
+        last_nodes = set()
+        for layer in layers:
+            last = layer
+            addition = _only_user(layer)
+            if addition is not None and _adds_equal_shapes(addition):
+                last = addition
+                # As in torchao: a linear layer adds in float, and quantizing would cost accuracy.
+                if layer.target in self.adding_layers and _ANNOTATION not in addition.meta:
+                    other = next(arg for arg in addition.args if arg is not layer)
+                    _annotate(addition, {other: self.config.input_activation})
+            activation = _only_user(last)
+            if activation is not None and activation.target in _ACTIVATIONS:
+                last = activation
+            last_nodes.add(last)
+        return last_nodes
+
+    def _annotate_int8_through(self, graph: Graph, int8_outputs: set[Node]) -> None:
+        for node in self._candidates(graph):
+            if node.target not in _INT8_THROUGH or not int8_outputs.issuperset(
+                node.all_input_nodes
+            ):
+                continue
+            # As in torchao: a quantized flatten is only worth it for a layer that reads it.
+            if node.target is aten.flatten.using_ints and not any(map(is_layer, node.users)):
+                continue
+            first, *others = node.all_input_nodes
+            shared = SharedQuantizationSpec((first, node))
+            specs = {first: self.config.input_activation} | dict.fromkeys(others, shared)
+            _annotate(node, specs, output_qspec=shared)
+            int8_outputs.add(node)
+
+
+def is_layer(node: Node) -> bool:
+    """Whether a node is a linear or a convolution whose weight is part of the model."""
+    return (
+        node.op == "call_function"
+        and node.target in _LAYERS
+        and isinstance(node.args[1], Node)
+        and node.args[1].op == "get_attr"
+        and _is_float(node.args[0])
+    )
+
+
+def _is_float(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return not isinstance(value, torch.Tensor) or value.dtype in {torch.float32, torch.bfloat16}
+
+
+def _annotate(node: Node, input_specs: dict[Any, Any], **values: Any) -> None:
+    node.meta[_ANNOTATION] = QuantizationAnnotation(
+        input_qspec_map=input_specs, _annotated=True, **values
+    )
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _adds_equal_shapes(node: Node) -> bool:
+    """Whether a node is ``a + b`` of two tensors that a kernel can add element by element."""
+    if node.target not in _ADDITIONS or node.kwargs:
+        return False
+    values = [arg.meta.get("val") for arg in node.args if isinstance(arg, Node)]
+    first, *others = values or [None]
+    return (
+        len(values) == 2
+        and node.args[0] is not node.args[1]
+        and isinstance(first, torch.Tensor)
+        and all(isinstance(o, torch.Tensor) and list(o.shape) == list(first.shape) for o in others)
+    )
