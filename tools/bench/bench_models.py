@@ -2,7 +2,8 @@
 
 ResNet-50, BERT-base and ViT-B/16 come from their ``transformers`` configs with seeded random
 weights; their latency and kernels are the real ones, their accuracy means nothing. MiniLM has
-real weights and real sentences.
+real weights and real sentences. The digits CNN is trained on real images, in seconds; it is too
+small to time, and only its numbers are compared.
 """
 
 import importlib
@@ -13,20 +14,31 @@ from typing import Any
 import torch
 from torch import nn
 
+from versatil_core.demo_digits import digits_subject
 from versatil_core.demo_minilm import minilm_subject
+from versatil_core.demo_subject import Subject
 from versatil_core.progress import StageProgress
 
 transformers = importlib.import_module("transformers")  # has no types that help
 CALIBRATION_BATCHES = 4
+HELD_OUT_BATCHES = 8
 
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A float model in eval mode, one batch of inputs to time, and calibration batches."""
+    """A float model in eval mode, with its data.
+
+    Attributes:
+        model: Returns one float tensor.
+        example: One batch of inputs to time; the first of ``held_out``.
+        calibration: Batches to quantize with.
+        held_out: Batches to judge by, none of them in ``calibration``.
+    """
 
     model: nn.Module
     example: tuple[torch.Tensor, ...]
     calibration: tuple[tuple[torch.Tensor, ...], ...]
+    held_out: tuple[tuple[torch.Tensor, ...], ...]
 
 
 class FirstOutput(nn.Module):
@@ -67,8 +79,12 @@ def bert_base() -> BenchModel:
 
 def minilm() -> BenchModel:
     """all-MiniLM-L6-v2 with its weights, eight sentences."""
-    subject = minilm_subject(StageProgress(None))
-    return BenchModel(subject.model, subject.held_out[0], subject.calibration[:CALIBRATION_BATCHES])
+    return _demo(minilm_subject(StageProgress(None)))
+
+
+def digits() -> BenchModel:
+    """The demo's CNN, 64 images."""
+    return _demo(digits_subject(StageProgress(None)))
 
 
 MODELS: dict[str, Callable[[], BenchModel]] = {
@@ -77,6 +93,11 @@ MODELS: dict[str, Callable[[], BenchModel]] = {
     "vit-b16": vit_b16,
     "minilm": minilm,
 }
+
+
+def _demo(subject: Subject) -> BenchModel:
+    calibration = subject.calibration[:CALIBRATION_BATCHES]
+    return BenchModel(subject.model, subject.held_out[0], calibration, subject.held_out)
 
 
 def _image() -> tuple[torch.Tensor, ...]:
@@ -89,4 +110,5 @@ def _seeded(
     torch.manual_seed(0)  # each flow makes the model in a process of its own
     model = FirstOutput(make_model()).eval()
     example, *calibration = [make_batch() for _ in range(1 + CALIBRATION_BATCHES)]
-    return BenchModel(model, example, tuple(calibration))
+    held_out = (example, *(make_batch() for _ in range(HELD_OUT_BATCHES - 1)))
+    return BenchModel(model, example, tuple(calibration), held_out)
