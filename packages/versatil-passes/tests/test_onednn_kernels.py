@@ -16,8 +16,11 @@ from versatil_passes import (
     Int8Lowering,
     OneDNNKernels,
     QuantLiftUp,
+    gemm_kernels,
+    onednn_kernels,
     pre_grad_passes,
 )
+from versatil_passes.int8_ops import Int8Call
 
 qd = torch.ops.quantized_decomposed
 
@@ -331,3 +334,18 @@ def test_compiled_models_add_in_place_where_it_is_safe(build: Any) -> None:
     assert code.count("'sum'") == 2
     assert code.count("torch.uint8, 'hardtanh', [-0.6, 0.67]") == 1
     assert "torch.ops.versatil" not in code
+
+
+@pytest.mark.parametrize("pack", [onednn_kernels.pack, lambda _, w, __: gemm_kernels.pack(w)])
+def test_a_weight_is_packed_by_its_values_whatever_its_strides(pack: Any) -> None:
+    # oneDNN's packing reads memory row by row: a transposed weight came out as other numbers.
+    qx = torch.randint(100, 150, (3, 6), dtype=torch.uint8)
+    weight = torch.randint(-50, 50, (6, 8)).to(torch.int8).t()
+    w_scale = torch.rand(8)
+    call = Int8Call(qx, 0.1, 120, weight, w_scale, None)
+    assert not weight.is_contiguous()
+
+    packed = pack(call, weight, w_scale)
+
+    expected = pack(call, weight.contiguous(), w_scale)
+    assert torch.equal(packed.to_dense(), expected.to_dense())

@@ -10,6 +10,7 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 
 from versatil_core import (
     UnsupportedHostError,
+    audit,
     backend_options,
     create_backend,
     load_backend,
@@ -26,6 +27,7 @@ def test_constructor() -> None:
         "is_dynamic": False,
         "is_qat": False,
         "reduce_range": False,
+        "saturation": None,
     }
     assert X86InductorBackend.name == "x86_inductor"
     assert X86InductorBackend().supported_device_types == ("cpu",)
@@ -39,30 +41,47 @@ def test_it_is_found_by_name() -> None:
         "is_dynamic": True,
         "is_qat": False,
         "reduce_range": True,
+        "saturation": "reduce_range",
     }
 
 
 @pytest.mark.parametrize(
-    ("features", "reduce_range"),
+    ("features", "saturation"),
     [
-        (CPUFeatures(avx2=True), True),
-        (CPUFeatures(avx2=True, avx512=True), True),
-        (CPUFeatures(avx2=True, avx512=True, avx512_vnni=True), False),
-        (CPUFeatures(avx2=True, avx_vnni=True), False),
+        (CPUFeatures(avx2=True), "safe"),
+        (CPUFeatures(avx2=True, avx512=True), "safe"),
+        (CPUFeatures(avx2=True, avx512=True, avx512_vnni=True), "ignore"),
+        (CPUFeatures(avx2=True, avx_vnni=True), "ignore"),
     ],
 )
-def test_for_host_follows_the_cpu(features: CPUFeatures, *, reduce_range: bool) -> None:
+def test_for_host_follows_the_cpu(features: CPUFeatures, saturation: str) -> None:
     backend = X86InductorBackend.for_host(features=features, is_dynamic=True)
 
-    assert backend.reduce_range is reduce_range
+    assert backend.saturation == saturation
+    assert not backend.reduce_range
     assert backend.is_dynamic
 
 
 def test_for_host_never_saturates_here() -> None:
     backend = X86InductorBackend.for_host()
+    layer, x = torch.nn.Linear(8, 4), torch.rand(3, 8)
+    torch.nn.init.ones_(layer.weight)
 
-    limit = backend.lowering_rules.safe_input_quant_max
-    assert limit is None or backend.reduce_range
+    reference = quantize(layer, x, backend, [x])
+
+    assert audit(reference, backend).saturating_layers == ()
+    can_saturate = backend.lowering_rules.saturating_pairs is not None
+    assert can_saturate is (backend.saturation == "safe")
+
+
+def test_a_safe_quantizer_has_its_own_observers() -> None:
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(3, 4)
+    quantizer = X86InductorBackend(saturation="safe").create_quantizer()
+
+    prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+
+    observers = {type(module).__name__ for module in prepared.modules()}
+    assert {"HistogramObserver", "PairSafePerChannelObserver"} <= observers
 
 
 def test_quantizers_compose() -> None:
@@ -103,7 +122,8 @@ def test_on_another_machine_only_running_fails(
 def test_training_quantizer() -> None:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    # With a batch norm torchao takes half a minute: see test_pair_safe_training.py.
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
     x = torch.randn(2, 3, 8, 8)
     exported = torch.export.export(model.train(), (x,)).module()
 
@@ -116,4 +136,3 @@ def test_training_quantizer() -> None:
     converted = convert_pt2e(prepared)
     targets = [str(node.target) for node in converted.graph.nodes]
     assert any("dequantize_per_channel" in target for target in targets)
-    assert not any("batch_norm" in target for target in targets)

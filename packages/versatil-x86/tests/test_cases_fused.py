@@ -48,6 +48,25 @@ def code_of(run: Callable[..., Any], *inputs: Tensor) -> tuple[Any, str]:
     return result, "\n".join(codes)
 
 
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_05_kernels_without_vnni_are_exact(*, is_dynamic: bool) -> None:
+    """Nothing to know and nothing to set: ``for_host()`` is exact on the CPU at hand, with all 8 bits if it can."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 64)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()  # sums of one sign are what saturates
+    x = torch.rand(64, 256)
+    backend = X86InductorBackend.for_host(is_dynamic=is_dynamic)
+    reference = quantize(model, x, backend, None if is_dynamic else [x])
+
+    lowered = lower(reference, backend)
+
+    assert not backend.reduce_range
+    for inputs in (x, 5 * x, torch.ones_like(x)):
+        check_exactness(reference, lowered, (inputs,), float_model=model).raise_if_inexact()
+        assert sqnr_db(lowered(inputs), reference(inputs)) > (60 if is_dynamic else 40)
+
+
 class Residual(nn.Module):
     """A convolution behind which something is added, and one that reads the sum."""
 

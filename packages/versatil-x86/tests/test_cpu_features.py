@@ -60,3 +60,27 @@ def test_systems_without_proc(
         assert CPUFeatures.detect() == CPUFeatures(avx2=True, avx512_vnni=True)
     finally:
         cpu_features._host_flags.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("max_isa", "vnni"),
+    [
+        ("AVX2", False),
+        ("avx2", False),
+        ("AVX512_CORE", False),
+        ("AVX2_VNNI", True),
+        ("AVX512_CORE_VNNI", True),
+        ("AVX512_CORE_AMX", True),
+        ("ALL", True),
+        ("", True),
+    ],
+)
+def test_a_limit_of_onednn_is_a_limit_of_the_features(
+    max_isa: str, *, vnni: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = AVX512 | {"avx512_vnni", "avx_vnni", "amx_int8"}
+    monkeypatch.setattr(cpu_features, "_host_flags", lambda: flags)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", max_isa)
+
+    assert CPUFeatures.detect().has_vnni is vnni
+    assert CPUFeatures.detect().avx2

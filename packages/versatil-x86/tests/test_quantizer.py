@@ -231,6 +231,25 @@ def test_same_graph_as_torchao(kind: type[torch.nn.Module], shape: tuple[int, ..
     assert torch.equal(got(x), want(x))
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(Residual, (1, 3, 8, 8)), (Dense, (1, 3, 8, 8)), (Block, (2, 5, 8))]
+)
+def test_safe_weights_change_nothing_but_weights(
+    kind: type[torch.nn.Module], shape: tuple[int, ...]
+) -> None:
+    """The same graph, with activations of 8 bits."""
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(shape)
+
+    safe, full = (
+        quantize(model, x, X86InductorBackend(saturation=saturation), [x])
+        for saturation in ("safe", "ignore")
+    )
+
+    assert targets(safe) == targets(full)
+    assert not torch.equal(safe(x), full(x))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_only_the_target(*, strict: bool) -> None:
     """Case 06: the layer's activation may lie outside the target."""

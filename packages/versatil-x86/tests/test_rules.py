@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from versatil_x86 import CPUFeatures
+from versatil_x86.pair_safe_weights import PAIRS_WITHOUT_VNNI
 from versatil_x86.rules import x86_lowering_rules
 
 RULES = x86_lowering_rules(CPUFeatures())
@@ -27,14 +28,28 @@ def integers(low: int, high: int, *shape: int, dtype: torch.dtype) -> torch.Tens
 
 
 def test_saturation_depends_on_vnni() -> None:
-    assert x86_lowering_rules(CPUFeatures(avx2=True, avx512=True)).safe_input_quant_max == 127
-    assert x86_lowering_rules(CPUFeatures(avx_vnni=True)).safe_input_quant_max is None
+    for features in (CPUFeatures(), CPUFeatures(avx2=True), CPUFeatures(avx2=True, avx512=True)):
+        assert x86_lowering_rules(features).saturating_pairs == PAIRS_WITHOUT_VNNI
+    for features in (CPUFeatures(avx_vnni=True), CPUFeatures(avx512_vnni=True)):
+        assert x86_lowering_rules(features).saturating_pairs is None
 
 
-def test_the_safe_range_is_the_largest_that_cannot_saturate() -> None:
-    safe = RULES.safe_input_quant_max
-    assert safe is not None
-    assert 2 * safe * 128 <= 2**15 - 1 < 2 * (safe + 1) * 128
+@pytest.mark.parametrize("activation_max", [255, 200, 127])
+def test_the_limit_is_the_largest_that_cannot_saturate(activation_max: int) -> None:
+    assert RULES.saturating_pairs is not None
+    limit = RULES.saturating_pairs.limit(activation_max)
+    assert limit * activation_max <= 2**15 - 1 < (limit + 1) * activation_max
+
+
+def test_7_bits_of_activation_cannot_saturate() -> None:
+    """What ``reduce_range`` relies on: not even two weights of -128 exceed the limit."""
+    assert RULES.saturating_pairs is not None
+    assert RULES.saturating_pairs.limit(127) >= 2 * 128
+
+
+def test_what_to_do_is_said() -> None:
+    assert "no VNNI" in PAIRS_WITHOUT_VNNI.cause
+    assert "make_saturation_safe(reference)" in PAIRS_WITHOUT_VNNI.remedy
 
 
 def test_machines() -> None:

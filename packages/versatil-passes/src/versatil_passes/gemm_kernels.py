@@ -34,9 +34,10 @@ class GemmKernels:
     A convolution becomes a product over its columns: for each output position the int8 values that its kernel
     covers, side by side. Padding is the zero point, which stands for 0. A 1x1 convolution needs no copy.
 
-    Requires: constant weights; convolutions without groups, whose sizes are fixed if the kernel is larger than 1.
-    Neutral operators without residual, post op or int8 output: the rules for this pass must not allow them.
-    Guarantees: nothing is written to.
+    Requires: constant weights; convolutions without groups, whose sizes are fixed if the kernel is larger than 1;
+    neither residual nor post op nor int8 output, which the rules for this pass must not allow. Other neutral operators
+    may be in the graph, from the lowering of another backend.
+    Guarantees: nothing is written to; operators of other forms stay as they are.
     """
 
     def __call__(self, graph: Graph) -> int:
@@ -122,7 +123,7 @@ def bind(call: Int8Call, packed: Any, ones: Any, zeros: Any, emit: Emit) -> Any:
 def _bind_node(node: Node, constants: GraphConstants) -> bool:
     call = Int8Call.from_args(node.args)
     weight = constant_of(call.weight)
-    if weight is None:
+    if weight is None or not _is_product(call):
         return False
     with node.graph.inserting_before(node):
         packed = constants.get(
@@ -136,6 +137,17 @@ def _bind_node(node: Node, constants: GraphConstants) -> bool:
     node.graph.erase_node(node)
     erase_unread([call.weight])
     return True
+
+
+def _is_product(call: Int8Call) -> bool:
+    """Whether one product of matrices, a scale and a bias are all that ``call`` is."""
+    if call.other is not None or call.post_op != "none" or call.has_int8_output:
+        return False
+    sizes = _value(call.qx).shape[2:]
+    return call.geometry is None or (
+        call.geometry[3] == 1
+        and (call.is_one_by_one or all(isinstance(size, int) for size in sizes))
+    )
 
 
 def _signed(call: Int8Call, emit: Emit) -> tuple[Any, Any]:

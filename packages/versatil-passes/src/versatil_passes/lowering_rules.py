@@ -43,7 +43,7 @@ class LoweringRules:
             record; empty where that is for oneDNN to decide.
 
     Raises:
-        RulesError: A name is none of those listed above.
+        RulesError: A name is none of those listed above, or ``"gemm"`` comes with post ops or int8 outputs.
     """
 
     machine_types: tuple[str, ...]
@@ -77,6 +77,9 @@ class LoweringRules:
         if self.kernels == "gemm" and (post_ops or self.residual_post_ops):
             what = "post op with kernels='gemm'"
             raise RulesError(what, next(iter(post_ops or {"add"})), [])
+        if self.kernels == "gemm" and self.allow_int8_output:
+            what = "value with kernels='gemm'"
+            raise RulesError(what, "allow_int8_output=True", ["allow_int8_output=False"])
 
     def admits_post_op(self, op: str, post_op: str, *, has_residual: bool) -> bool:
         """Whether the kernel of ``op`` applies ``post_op``, after an addition if ``has_residual``.

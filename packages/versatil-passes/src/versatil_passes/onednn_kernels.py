@@ -98,7 +98,7 @@ def run(call: Int8Call) -> torch.Tensor:
 def pack(call: Int8Call, weight: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     """The int8 weight in oneDNN's own layout (an opaque mkldnn tensor)."""
     if call.geometry is None:
-        packed: torch.Tensor = onednn.qlinear_prepack(weight, None)
+        packed: torch.Tensor = onednn.qlinear_prepack(weight.contiguous(), None)
     else:
         x_scale, x_zero_point = (1.0, 0) if call.is_dynamic else (call.x_scale, call.x_zero_point)
         packed = onednn.qconv_prepack(weight, w_scale, x_scale, x_zero_point, *call.geometry, None)

@@ -64,6 +64,8 @@ class PassChain:
 def chain_pass(existing: Any, new: GraphPass) -> PassChain:
     """Put ``new`` behind whatever a custom pass slot of Inductor holds.
 
+    A pass in the slot that must run after a new one moves behind it, so that the chains of two backends go together.
+
     Args:
         existing: ``None``, a callable, or a list of callables (torch 2.13 on).
         new: The pass to add.
@@ -78,7 +80,18 @@ def chain_pass(existing: Any, new: GraphPass) -> PassChain:
     before = (
         () if existing is None else existing if isinstance(existing, (list, tuple)) else (existing,)
     )
-    return PassChain(*before, new)
+    held = _without_duplicates(_flatten(before))
+    added = _without_duplicates([*held, *_flatten([new])])[len(held) :]
+    must_follow = {name_of(graph_pass) for graph_pass in added}
+    early: list[GraphPass] = []
+    late: list[GraphPass] = []
+    for graph_pass in held:
+        if must_follow.isdisjoint(getattr(graph_pass, "runs_after", ())):
+            early.append(graph_pass)
+        else:
+            late.append(graph_pass)
+            must_follow.add(name_of(graph_pass))
+    return PassChain(*early, *added, *late)
 
 
 def name_of(graph_pass: Any) -> str:

@@ -1,5 +1,6 @@
 """What the CPU can do, as far as int8 kernels care."""
 
+import os
 import platform
 from dataclasses import dataclass, fields
 from functools import cache
@@ -7,6 +8,19 @@ from pathlib import Path
 from typing import Self
 
 _CPUINFO = Path("/proc/cpuinfo")
+# What oneDNN may use if ONEDNN_MAX_CPU_ISA limits it (oneDNN developer guide, "CPU Dispatcher Control"); the names
+# that are not here limit nothing that matters.
+_WITHIN_ISA: dict[str, tuple[str, ...]] = {
+    "SSE41": (),
+    "AVX": (),
+    "AVX2": ("avx2",),
+    "AVX2_VNNI": ("avx2", "avx_vnni"),
+    "AVX2_VNNI_2": ("avx2", "avx_vnni"),
+    "AVX512_CORE": ("avx2", "avx512"),
+    "AVX512_CORE_VNNI": ("avx2", "avx512", "avx512_vnni"),
+    "AVX512_CORE_BF16": ("avx2", "avx512", "avx512_vnni", "avx512_bf16"),
+    "AVX512_CORE_FP16": ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx_vnni"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,8 +62,27 @@ class CPUFeatures:
 
     @classmethod
     def detect(cls) -> Self:
-        """Return the features of this machine; none on a machine that is not x86."""
-        return cls.from_flags(_host_flags())
+        """Return the features of this machine that oneDNN may use; none on a machine that is not x86.
+
+        The environment variable ``ONEDNN_MAX_CPU_ISA`` limits them, as it limits oneDNN itself.
+        """
+        features = cls.from_flags(_host_flags())
+        return features.within(os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
+
+    def within(self, max_isa: str) -> Self:
+        """Return those features that oneDNN uses under a limit.
+
+        Args:
+            max_isa: As in ``ONEDNN_MAX_CPU_ISA``, such as ``"AVX2"``; other texts limit nothing.
+
+        Example:
+            >>> CPUFeatures(avx2=True, avx_vnni=True).within("AVX2").has_vnni
+            False
+        """
+        kept = _WITHIN_ISA.get(max_isa.upper())
+        if kept is None:
+            return self
+        return type(self)(**{name: getattr(self, name) for name in kept})
 
     @classmethod
     def from_flags(cls, flags: frozenset[str]) -> Self:

@@ -84,7 +84,9 @@ class PairSafePerChannelObserver(ObserverBase):
             error = (candidate.dequantize() - weight).to(weight.dtype)
             output = layer(activation, error, None, *rest, **rest_kwargs)
             channel = output.dim() - weight.dim() + 1
-            errors.append(output.double().square().movedim(channel, 0).flatten(1).sum(1))
+            # Of one sample, there is nothing but the channels.
+            squares = output.double().square().movedim(channel, 0).unsqueeze(-1)
+            errors.append(squares.flatten(1).sum(1))
         total = torch.stack(errors)
         self._output_errors = total if self._output_errors is None else self._output_errors + total
 
@@ -105,7 +107,8 @@ class PairSafePerChannelObserver(ObserverBase):
         Args:
             weight: Float ``[out_channels, in_channels / groups, *kernel]``.
         """
-        quantized = self._candidates or candidates(weight, self.activation_max)
+        # Made anew: should the weight be another one than during calibration, the bound holds all the same.
+        quantized = candidates(weight, self.activation_max)
         errors = self._output_errors
         return best_of(quantized, weight_errors(weight, quantized) if errors is None else errors)
 

@@ -46,10 +46,8 @@ def plain_scale(
 ) -> torch.Tensor:
     """The smallest scale for which nothing has to be clipped.
 
-    It maps the largest pair of a channel to just below the limit. Then the bound holds after rounding, too: that two
-    rounded weights exceed an integer limit takes ``w0 + w1 >= limit``. (If both are rounded up, each by at most one
-    half, their whole parts add up to ``n <= w0 + w1 - 1 < limit - 1``, so to ``limit - 2`` at most, and the rounded
-    ones to ``limit``; if one is, ``n < limit`` likewise.)
+    It maps the largest pair of a channel to just below the limit. Then the bound holds after rounding, too: rounding
+    adds at most one half to each of the two, so that their sum stays below ``limit + 1``, and it is an integer.
 
     Args:
         weight: Float ``[out_channels, in_channels / groups, *kernel]``.
@@ -61,10 +59,9 @@ def plain_scale(
     """
     weight = weight.to(torch.float32)
     largest = weight.abs().flatten(1).amax(1) if weight.numel() else weight.new_zeros(len(weight))
-    scale = torch.maximum(
-        largest / WEIGHT_MAX, pairs.largest_sums(weight) / pairs.limit(activation_max)
-    )
-    scale = scale * _ROUNDING_MARGIN
+    # Divided before they are added: two weights near float32's end would add up to infinity.
+    covering_pairs = pairs.largest_sums(weight / pairs.limit(activation_max))
+    scale = torch.maximum(largest / WEIGHT_MAX, covering_pairs) * _ROUNDING_MARGIN
     return scale.clamp(min=_SMALLEST_SCALE)
 
 

@@ -1,26 +1,12 @@
-"""Marks what to quantize in an exported graph, with torchao's x86 recipe.
+"""What to quantize for x86, and how: torchao's recipe, with weights that can't saturate if asked for."""
 
-The numbers (dtypes, ranges, observers) are those of torchao's ``X86InductorQuantizer``. The
-search is ours and goes by the nodes of the graph, so that it is the same for strict and
-non-strict export. torchao's goes by source partitions: it fails on ``linear(x) + 1.0`` and on a
-convolution that is called twice, and passes over ``conv1d`` and, after non-strict export,
-functional convolutions.
-"""
-
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torchao.quantization.pt2e.quantizer import (
-    QuantizationAnnotation,
-    QuantizationConfig,
-    Quantizer,
-    SharedQuantizationSpec,
-)
+from torchao.quantization.pt2e.quantizer import QuantizationConfig
 
-from versatil_core.module_scope import is_node_inside
+from versatil_core.layer_quantizer import LayerQuantizer
 from versatil_core.torchao_guard import load_quantizer_module
 from versatil_x86.pair_safe_observer import (
     PairSafePerChannelFakeQuantize,
@@ -28,41 +14,13 @@ from versatil_x86.pair_safe_observer import (
 )
 from versatil_x86.saturation import Saturation
 
-_ANNOTATION = "quantization_annotation"
 aten = torch.ops.aten
 
 # The layers whose kernel adds an int8 tensor to its result.
 _ADDING_LAYERS = frozenset({aten.conv2d.default, aten.conv2d.padding})
-_LAYERS = _ADDING_LAYERS | {aten.linear.default, aten.conv1d.default, aten.conv1d.padding}
-_ADDITIONS = frozenset({aten.add.Tensor, aten.add_.Tensor})
-# What a kernel may apply to its result before that is quantized.
-_ACTIVATIONS = frozenset(
-    {
-        aten.relu.default,
-        aten.relu_.default,
-        aten.hardtanh.default,
-        aten.hardtanh_.default,
-        aten.relu6.default,
-        aten.hardswish.default,
-        aten.hardswish_.default,
-        aten.silu.default,
-        aten.silu_.default,
-        aten.gelu.default,
-    }
-)
-# Operators that give the same on int8, so that a quantize can be merged into the layer before.
-_INT8_THROUGH = frozenset(
-    {
-        aten.max_pool2d.default,
-        aten.avg_pool2d.default,
-        aten.adaptive_avg_pool2d.default,
-        aten.flatten.using_ints,
-        aten.cat.default,
-    }
-)
 
 
-class X86Quantizer(Quantizer):
+class X86Quantizer(LayerQuantizer):
     """Annotates linear, conv1d and conv2d layers, and what int8 passes through unchanged.
 
     Args:
@@ -83,98 +41,13 @@ class X86Quantizer(Quantizer):
         is_qat: bool = False,
         saturation: Saturation = "ignore",
     ) -> None:
-        super().__init__()
-        self.module_path = module_path
-        self.is_dynamic = is_dynamic
         recipe = load_quantizer_module("x86_inductor_quantizer")
-        self.config: QuantizationConfig = recipe.get_default_x86_inductor_quantization_config(
+        config: QuantizationConfig = recipe.get_default_x86_inductor_quantization_config(
             is_qat=is_qat, is_dynamic=is_dynamic, reduce_range=saturation == "reduce_range"
         )
         if saturation == "safe":
-            self.config = _with_safe_weights(self.config)
-
-    def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotate the nodes of ``model`` in place; nodes that carry an annotation keep theirs.
-
-        Args:
-            model: An exported module.
-
-        Returns:
-            The same module.
-        """
-        layers = [node for node in self._candidates(model.graph) if is_layer(node)]
-        for layer in layers:
-            self._annotate_layer(layer)
-        if self.is_dynamic:
-            return model
-        int8_outputs = self._annotate_residuals(layers)
-        self._annotate_int8_through(model.graph, int8_outputs)
-        return model
-
-    def validate(self, model: GraphModule) -> None:
-        """Accept every annotated module."""
-
-    def _candidates(self, graph: Graph) -> Iterable[Node]:
-        for node in graph.nodes:
-            if (
-                node.op == "call_function"
-                and _ANNOTATION not in node.meta
-                and is_node_inside(node, self.module_path)
-            ):
-                yield node
-
-    def _annotate_layer(self, layer: Node) -> None:
-        activation, weight = layer.args[:2]
-        _annotate(layer, {activation: self.config.input_activation, weight: self.config.weight})
-
-    def _annotate_residuals(self, layers: Iterable[Node]) -> set[Node]:
-        """Quantize what is added to a convolution; return the last node of each fused form."""
-        last_nodes = set()
-        for layer in layers:
-            last = layer
-            addition = _only_user(layer)
-            if addition is not None and _adds_equal_shapes(addition):
-                last = addition
-                # As in torchao: a linear layer adds in float, and quantizing would cost accuracy.
-                if layer.target in _ADDING_LAYERS and _ANNOTATION not in addition.meta:
-                    other = next(arg for arg in addition.args if arg is not layer)
-                    _annotate(addition, {other: self.config.input_activation})
-            activation = _only_user(last)
-            if activation is not None and activation.target in _ACTIVATIONS:
-                last = activation
-            last_nodes.add(last)
-        return last_nodes
-
-    def _annotate_int8_through(self, graph: Graph, int8_outputs: set[Node]) -> None:
-        for node in self._candidates(graph):
-            if node.target not in _INT8_THROUGH or not int8_outputs.issuperset(
-                node.all_input_nodes
-            ):
-                continue
-            # As in torchao: a quantized flatten is only worth it for a layer that reads it.
-            if node.target is aten.flatten.using_ints and not any(map(is_layer, node.users)):
-                continue
-            first, *others = node.all_input_nodes
-            shared = SharedQuantizationSpec((first, node))
-            specs = {first: self.config.input_activation} | dict.fromkeys(others, shared)
-            _annotate(node, specs, output_qspec=shared)
-            int8_outputs.add(node)
-
-
-def is_layer(node: Node) -> bool:
-    """Whether a node is a linear or a convolution whose weight is part of the model."""
-    return (
-        node.op == "call_function"
-        and node.target in _LAYERS
-        and isinstance(node.args[1], Node)
-        and node.args[1].op == "get_attr"
-        and _is_float(node.args[0])
-    )
-
-
-def _is_float(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return not isinstance(value, torch.Tensor) or value.dtype in {torch.float32, torch.bfloat16}
+            config = _with_safe_weights(config)
+        super().__init__(config, module_path, is_dynamic=is_dynamic, adding_layers=_ADDING_LAYERS)
 
 
 def _with_safe_weights(config: QuantizationConfig) -> QuantizationConfig:
@@ -185,27 +58,3 @@ def _with_safe_weights(config: QuantizationConfig) -> QuantizationConfig:
     observer: Any = PairSafePerChannelFakeQuantize if config.is_qat else PairSafePerChannelObserver
     constructor = observer.with_args(activation_max=activation.quant_max)
     return replace(config, weight=replace(weight, observer_or_fake_quant_ctr=constructor))
-
-
-def _annotate(node: Node, input_specs: dict[Any, Any], **values: Any) -> None:
-    node.meta[_ANNOTATION] = QuantizationAnnotation(
-        input_qspec_map=input_specs, _annotated=True, **values
-    )
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _adds_equal_shapes(node: Node) -> bool:
-    """Whether a node is ``a + b`` of two tensors that a kernel can add element by element."""
-    if node.target not in _ADDITIONS or node.kwargs:
-        return False
-    values = [arg.meta.get("val") for arg in node.args if isinstance(arg, Node)]
-    first, *others = values or [None]
-    return (
-        len(values) == 2
-        and node.args[0] is not node.args[1]
-        and isinstance(first, torch.Tensor)
-        and all(isinstance(o, torch.Tensor) and list(o.shape) == list(first.shape) for o in others)
-    )

@@ -87,7 +87,11 @@ def _rescale(model: GraphModule, dequantize: Node, activation_max: int) -> None:
     )
     out_dtype = dequantize.kwargs.get("out_dtype")
     assert out_dtype is None or isinstance(out_dtype, torch.dtype)
+    constants = [node for node in dequantize.all_input_nodes if node.op == "get_attr"]
     put_int8_weight(model, dequantize, changed, str(weight.target), out_dtype)
+    for node in constants:
+        if not node.users:  # otherwise the old weight would be kept, and saved
+            model.graph.erase_node(node)
 
 
 def _with_safe_targets(info: ReferenceInfo) -> ReferenceInfo:
