@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86"]
+PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
 IMPORT_NAMES = {
     "py-cpuinfo": "cpuinfo",
     "scikit-learn": "sklearn",
@@ -60,13 +60,37 @@ def test_every_declared_package_is_imported(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("versatil-passes", {"versatil", "versatil_core", "versatil_x86", "torchao"}),
+        (
+            "versatil-passes",
+            {"versatil", "versatil_core", "versatil_x86", "versatil_arm", "torchao"},
+        ),
         ("versatil-core", {"versatil", "versatil_x86", "versatil_arm"}),
         ("versatil-x86", {"versatil", "versatil_arm"}),
+        ("versatil-arm", {"versatil", "versatil_x86"}),
     ],
 )
 def test_arrows_point_one_way(package: str, forbidden: set[str]) -> None:
     assert imported(package) & forbidden == set()
+
+
+def brought_by(requirement: str) -> set[str]:
+    """Return what pip installs of ours for a distribution and its extras."""
+    asked = Requirement(requirement)
+    found = {asked.name}
+    for needed in map(Requirement, metadata.requires(asked.name) or []):
+        extras = asked.extras or {""}
+        is_wanted = needed.marker is None or any(
+            needed.marker.evaluate({"extra": extra}) for extra in extras
+        )
+        if is_wanted and needed.name.startswith("versatil"):
+            found |= brought_by(str(needed))
+    return found
+
+
+@pytest.mark.parametrize("extras", ["", "[demo]"])
+@pytest.mark.parametrize("package", ["versatil-x86", "versatil-arm"])
+def test_a_hardware_package_brings_no_other(package: str, extras: str) -> None:
+    assert brought_by(package + extras) == {package, "versatil-core", "versatil-passes"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

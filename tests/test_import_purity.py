@@ -62,7 +62,9 @@ def changed(run_python: RunPython, statement: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("package", ["versatil_passes", "versatil_core", "versatil_x86"])
+@pytest.mark.parametrize(
+    "package", ["versatil_passes", "versatil_core", "versatil_x86", "versatil_arm"]
+)
 def test_import_changes_nothing(run_python: RunPython, package: str) -> None:
     assert changed(run_python, f"import {package}") == []
 
@@ -79,9 +81,11 @@ def test_the_snapshot_notices_what_torchao_does(run_python: RunPython) -> None:
     assert {"inductor", "patterns"} <= set(changed(run_python, f"import {module}"))
 
 
-def test_making_a_quantizer_changes_nothing(run_python: RunPython) -> None:
+@pytest.mark.parametrize("backend", ["versatil_x86.X86", "versatil_arm.Arm"])
+def test_making_a_quantizer_changes_nothing(run_python: RunPython, backend: str) -> None:
     """Behind the import guard the same module leaves nothing behind."""
-    statement = "import versatil_x86; versatil_x86.X86InductorBackend().create_quantizer()"
+    package = backend.split(".", maxsplit=1)[0]
+    statement = f"import {package}; {backend}InductorBackend().create_quantizer()"
 
     found = changed(run_python, statement)
 

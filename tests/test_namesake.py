@@ -26,14 +26,19 @@ def test_the_namesake_is_in_the_way(run_python: RunPython, namesake: Path) -> No
     assert "the namesake was imported" in result.stderr
 
 
-@pytest.mark.parametrize("package", ["versatil_passes", "versatil_core", "versatil_x86"])
+@pytest.mark.parametrize(
+    "package", ["versatil_passes", "versatil_core", "versatil_x86", "versatil_arm"]
+)
 def test_we_never_import_the_namesake(run_python: RunPython, namesake: Path, package: str) -> None:
     code = f"import {package}, sys; assert 'versatil' not in sys.modules"
 
     run_python(code, path=namesake)
 
 
-def test_backends_are_found_beside_the_namesake(run_python: RunPython, namesake: Path) -> None:
-    code = "import versatil_core; assert versatil_core.load_backend('x86_inductor')"
+@pytest.mark.parametrize("name", ["x86_inductor", "arm_inductor"])
+def test_backends_are_found_beside_the_namesake(
+    run_python: RunPython, namesake: Path, name: str
+) -> None:
+    code = f"import versatil_core; assert versatil_core.load_backend({name!r})"
 
     run_python(code, path=namesake)

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / "tools" / "public_api.py"
 
 
-@pytest.mark.parametrize("package", ["versatil-passes", "versatil-core", "versatil-x86"])
+@pytest.mark.parametrize(
+    "package", ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
+)
 def test_public_api_is_as_written_down(package: str) -> None:
     described = subprocess.run(
         [sys.executable, str(TOOL), package], capture_output=True, text=True, check=True
@@ -26,7 +28,9 @@ def test_public_api_is_as_written_down(package: str) -> None:
     assert described == written, "run `python tools/public_api.py --write` and review the diff"
 
 
-@pytest.mark.parametrize("module", ["versatil_passes", "versatil_core", "versatil_x86"])
+@pytest.mark.parametrize(
+    "module", ["versatil_passes", "versatil_core", "versatil_x86", "versatil_arm"]
+)
 def test_public_names_exist_and_are_documented(module: str) -> None:
     package = importlib.import_module(module)
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86"]
+PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
 
 
 def names_in(folder: zipfile.Path) -> set[str]:

@@ -2,7 +2,7 @@
 
     cd tools && python -m bench.compare --model resnet50 --threads 2
 
-Each flow has a process of its own. They take turns in one interleaved run, so that they meet
+It runs on x86 and on Arm, with the installed backend of the machine. Each flow has a process of its own. They take turns in one interleaved run, so that they meet
 the same moods of the machine. stdout is the result, stderr the progress.
 """
 
@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.bench_models import MODELS
-from bench.flows import FLOWS
+from bench.flows import FLOWS, default_flows
 from bench.worker import Report, serve
 from versatil_core.demo import sqnr_db
 from versatil_core.doctor import read_host
@@ -37,21 +37,36 @@ WARM_UP_TURNS = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured on one model."""
+    """What was measured on one model.
+
+    Attributes:
+        model: Its name.
+        reports: One for each flow that ran.
+        latency: Of those flows.
+        not_available: Why the others did not run.
+    """
 
     model: str
     reports: dict[str, Report]
     latency: LatencyComparison
+    not_available: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: one entry per flow, and ours against torchao's."""
-        low, high = self.latency.ratio_quartiles("versatil", "torchao")
-        return {
+        """Return JSON values: one entry per flow, ours against float, and against torchao's if that ran."""
+        low, high = self.latency.ratio_quartiles("float", "versatil")
+        compared = {
             "model": self.model,
             "flows": {flow: self._flow(flow) for flow in self.reports},
+            "not_available": self.not_available,
+            "float_latency_over_versatil": self.latency.ratio("float", "versatil"),
+            "float_latency_over_versatil_middle_half": [low, high],
+        }
+        if "torchao" not in self.reports:
+            return compared
+        low, high = self.latency.ratio_quartiles("versatil", "torchao")
+        return compared | {
             "versatil_latency_over_torchao": self.latency.ratio("versatil", "torchao"),
             "versatil_latency_over_torchao_middle_half": [low, high],
-            "float_latency_over_versatil": self.latency.ratio("float", "versatil"),
             "references_sqnr_db": self._sqnr("versatil", "reference", "torchao", "reference"),
             "outputs_sqnr_db": self._sqnr("versatil", "output", "torchao", "output"),
         }
@@ -83,6 +98,12 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all")
+    parser.add_argument(
+        "--flows",
+        type=_flows,
+        default=default_flows(),
+        help=f"default: {','.join(default_flows())}; float and versatil are always among them",
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", action="store_true")
@@ -90,7 +111,9 @@ def main() -> None:
     results = []
     with StageProgress(Console(stderr=True)) as progress:
         for model in arguments.model or MODELS:
-            compared = compare(model, arguments.threads, arguments.rounds, progress)
+            compared = compare(
+                model, arguments.flows, arguments.threads, arguments.rounds, progress
+            )
             results.append(compared.to_dict())
             if not arguments.json:
                 Console(highlight=False).print(table(results[-1]))
@@ -102,21 +125,36 @@ def main() -> None:
         print(f"{host.cpu} ({features}), threads: {arguments.threads}, torch {torch.__version__}")
 
 
-def compare(model: str, threads: int, rounds: int, progress: StageProgress) -> Comparison:
-    """Prepare one model by every flow, then let them take turns."""
-    with _workers(model, threads) as connections:
-        reports = {}
+def _flows(text: str) -> list[str]:
+    """Read ``a,b``; every number is compared with float's or ours, so these are added."""
+    given = {"float", "versatil", *text.split(",")}
+    if unknown := sorted(given - FLOWS.keys()):
+        raise argparse.ArgumentTypeError(f"no flow {unknown[0]!r}; there are {', '.join(FLOWS)}")
+    return [flow for flow in FLOWS if flow in given]
+
+
+def compare(
+    model: str, flows: Sequence[str], threads: int, rounds: int, progress: StageProgress
+) -> Comparison:
+    """Prepare one model by every flow, then let those that can run it take turns."""
+    with _workers(model, flows, threads) as connections:
+        reports: dict[str, Report] = {}
+        not_available: dict[str, str] = {}
         for flow, connection in connections.items():
             with progress.stage(f"{model}: {flow}, prepare"):
                 connection.send(True)
-                reports[flow] = _receive(connection, flow)
-        turns = {flow: _turn(connection, flow) for flow, connection in connections.items()}
+                answer = _receive(connection, flow)
+                if isinstance(answer, Report):
+                    reports[flow] = answer
+                else:
+                    not_available[flow] = answer
+        turns = {flow: _turn(connections[flow], flow) for flow in reports}
         for _ in range(WARM_UP_TURNS):
             for turn in turns.values():
                 turn()
         with progress.stage(f"{model}: measure", total=rounds) as advance:
             latency = measure_interleaved(turns, rounds=rounds, on_round=advance)
-    return Comparison(model, reports, latency)
+    return Comparison(model, reports, latency, not_available)
 
 
 def table(result: dict[str, Any]) -> Group:
@@ -136,25 +174,30 @@ def table(result: dict[str, Any]) -> Group:
             "" if is_float else f"{values['quantize_seconds']:.1f} s",
             f"{values['compile_seconds']:.1f} s",
         )
-    low, high = result["versatil_latency_over_torchao_middle_half"]
-    ours = result["versatil_latency_over_torchao"]
+    low, high = result["float_latency_over_versatil_middle_half"]
     speedup = result["float_latency_over_versatil"]
-    compared = (
-        f"latency {ours:.3f} of torchao's (middle half of the turns {low:.3f} to {high:.3f})",
-        f"latency of float {speedup:.2f} of ours",
+    compared = [
+        *(f"{flow}: not available: {why}" for flow, why in result["not_available"].items()),
+        f"latency of float {speedup:.2f} of ours (middle half of the turns {low:.2f} to {high:.2f})",
         f"reference to float {_decibel(result['flows']['versatil']['reference_sqnr_float_db'])}",
-        f"against torchao's: reference {_decibel(result['references_sqnr_db'])}",
-        f"against torchao's: output {_decibel(result['outputs_sqnr_db'])}",
-    )
+    ]
+    if "torchao" in result["flows"]:
+        low, high = result["versatil_latency_over_torchao_middle_half"]
+        ours = result["versatil_latency_over_torchao"]
+        compared += [
+            f"latency {ours:.3f} of torchao's (middle half of the turns {low:.3f} to {high:.3f})",
+            f"against torchao's: reference {_decibel(result['references_sqnr_db'])}",
+            f"against torchao's: output {_decibel(result['outputs_sqnr_db'])}",
+        ]
     return Group(shown, *map(Text, compared), Text())
 
 
 @contextmanager
-def _workers(model: str, threads: int) -> Iterator[dict[str, Connection]]:
+def _workers(model: str, flows: Sequence[str], threads: int) -> Iterator[dict[str, Connection]]:
     """Start one process per flow; each waits until it is asked to prepare."""
     context = multiprocessing.get_context("spawn")
     connections, processes = {}, []
-    for flow in FLOWS:
+    for flow in flows:
         connections[flow], theirs = context.Pipe()
         process = context.Process(target=_start, args=(theirs, flow, model, threads), daemon=True)
         process.start()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,10 @@ from versatil_core import host_backend, quantize
 from versatil_core.demo import compile_float
 
 Model = Callable[..., torch.Tensor]
+
+
+class NotAvailableError(Exception):
+    """A flow can't run a model here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +55,32 @@ def versatil(bench: BenchModel) -> Prepared:
 
 
 def torchao(bench: BenchModel) -> Prepared:
-    """Plain torchao: its x86 quantizer, and its patterns through a frozen ``torch.compile``.
+    """Plain torchao: its quantizer, and its patterns through a frozen ``torch.compile``.
 
     Importing torchao's quantizer registers the patterns for the whole process, and freezing is
     set for the whole process, as torchao's tutorial does it.
+
+    Raises:
+        NotAvailableError: torch or torchao fails on this model.
     """
+    try:
+        return _torchao(bench)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise NotAvailableError(f"torchao fails on this model: {reason[0]}") from error
+
+
+def _torchao(bench: BenchModel) -> Prepared:
     import torch._inductor.config as inductor_config
-    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     inductor_config.freezing = True
-    # What keeps its kernels exact on a CPU without VNNI. With VNNI both flows quantize alike;
-    # without, ours keeps the 8th bit of activations, and the references differ.
-    reduce_range = getattr(host_backend(), "saturation", "ignore") != "ignore"
-    config = x86.get_default_x86_inductor_quantization_config(reduce_range=reduce_range)
+    is_arm = host_backend().name == "arm_inductor"
+    quantizer = _arm_quantizer() if is_arm else _x86_quantizer()
     start = time.perf_counter()
-    exported = torch.export.export(bench.model, bench.example).module()
-    prepared = prepare_pt2e(exported, x86.X86InductorQuantizer().set_global(config))
+    # On Arm it annotates nothing after non-strict export.
+    exported = torch.export.export(bench.model, bench.example, strict=is_arm).module()
+    prepared = prepare_pt2e(exported, quantizer)
     for batch in bench.calibration:
         prepared(*batch)
     reference = convert_pt2e(prepared)
@@ -76,8 +90,35 @@ def torchao(bench: BenchModel) -> Prepared:
     return Prepared(compiled, reference, quantized - start, time.perf_counter() - quantized)
 
 
+def _x86_quantizer() -> Any:
+    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
+
+    # What keeps its kernels exact on a CPU without VNNI. With VNNI both flows quantize alike;
+    # without, ours keeps the 8th bit of activations, and the references differ.
+    reduce_range = getattr(host_backend(), "saturation", "ignore") != "ignore"
+    config = x86.get_default_x86_inductor_quantization_config(reduce_range=reduce_range)
+    return x86.X86InductorQuantizer().set_global(config)
+
+
+def _arm_quantizer() -> Any:
+    import torchao.quantization.pt2e.quantizer.arm_inductor_quantizer as arm
+
+    config = arm.get_default_arm_inductor_quantization_config()
+    return arm.ArmInductorQuantizer().set_global(config)
+
+
 FLOWS: dict[str, Callable[[BenchModel], Prepared]] = {
     "float": float_frozen,
     "torchao": torchao,
     "versatil": versatil,
 }
+
+
+def default_flows() -> list[str]:
+    """All flows that make int8 kernels here.
+
+    On Arm torchao's default configuration makes none, and convolutions may fail: ask for it by
+    name to see.
+    """
+    is_arm = host_backend().name == "arm_inductor"
+    return [flow for flow in FLOWS if flow != "torchao" or not is_arm]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bench.bench_models import MODELS
-from bench.flows import FLOWS, Model
+from bench.flows import FLOWS, Model, NotAvailableError
 
 INT8_RUN = re.compile(
     r"primitive,exec,cpu,(?:convolution|matmul|inner_product),.*src:[us]8.*wei:s8"
@@ -49,6 +49,8 @@ class Report:
 def serve(connection: Connection, flow: str, model: str, threads: int) -> None:
     """Prepare ``model`` by ``flow``, send a `Report`, then time one call for each request.
 
+    If the flow can't run the model here, the reason is sent instead, and that is all.
+
     Args:
         connection: Receives True for "run once more", False for "stop".
         flow: Key of `FLOWS`.
@@ -60,7 +62,11 @@ def serve(connection: Connection, flow: str, model: str, threads: int) -> None:
     with tempfile.TemporaryDirectory() as cache, torch.no_grad():
         # Without it, a flow whose kernels an earlier run left behind would compile in no time.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        prepared = FLOWS[flow](bench)
+        try:
+            prepared = FLOWS[flow](bench)
+        except NotAvailableError as error:
+            connection.send(str(error))
+            return
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
         report = Report(
             prepared.quantize_seconds,

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch.fx import GraphModule
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationConfig, QuantizationSpec
 
 from versatil_core import Audit, LoweringError, QuantizationTarget, audit, lower, quantize
+from versatil_core.layer_quantizer import LayerQuantizer
 from versatil_passes import SaturatingPairs
 
 Backend = Callable[..., Any]
@@ -137,6 +140,61 @@ def test_the_table_names_every_layer_and_reason(reference: GraphModule, backend:
     words = " ".join(row[-1] for row in rows).split()
     assert "linear + relu -> uint8" in " ".join(words)
     assert "the quantizer did not annotate this layer" in " ".join(words)
+
+
+@pytest.fixture
+def products(linear_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a backend whose kernel is a product of int8 matrices, and which quantizes convolutions too."""
+    made = linear_backend()
+    rules = dataclasses.replace(
+        made.lowering_rules,
+        ops=frozenset({"linear", "conv2d"}),
+        kernels="gemm",
+        allow_int8_output=False,
+        kernel_class="lowp_gemm:acl",
+        columns_bytes_max=3 * 9 * 20 * 20,
+    )
+    monkeypatch.setattr(linear_backend, "lowering_rules", rules)
+    activation, weight = (
+        QuantizationSpec(dtype=dtype, qscheme=qscheme, observer_or_fake_quant_ctr=MinMaxObserver)
+        for dtype, qscheme in (
+            (torch.uint8, torch.per_tensor_affine),
+            (torch.int8, torch.per_tensor_symmetric),
+        )
+    )
+    config = QuantizationConfig(activation, activation, weight, None, is_qat=False)
+    monkeypatch.setattr(linear_backend, "create_quantizer", lambda *_: LayerQuantizer(config))
+    return made
+
+
+def test_kernel_class_and_columns(products: Any) -> None:
+    """Of a convolution as a product of matrices, the memory of what its kernel covers."""
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 1), torch.nn.Linear(20, 5)
+    small, large = torch.randn(1, 3, 22, 22), torch.randn(1, 3, 22, 23)
+    model = torch.nn.Sequential(*layers)
+
+    result = audit(quantize(model, small, products, [small]), products)
+
+    shown = [(layer.kernel_class, layer.columns_bytes) for layer in result.layers]
+    assert shown == [("lowp_gemm:acl", 10800), ("lowp_gemm:acl", 0), ("lowp_gemm:acl", 0)]
+    values = json.loads(json.dumps(result.to_dict()))["layers"][0]
+    assert (values["kernel_class"], values["columns_bytes"]) == ("lowp_gemm:acl", 10800)
+    words = " ".join(str(result).replace("│", " ").split())
+    assert "conv2d -> float32, lowp_gemm:acl, 11 kB of columns an image" in words
+    assert words.count("columns an image") == 1
+    assert words.count("linear -> float32, lowp_gemm:acl") == 1
+
+    model[2] = torch.nn.Linear(21, 5)
+    first = audit(quantize(model, large, products, [large]), products).layers[0]
+    assert (first.is_int8, first.kernel_class, first.columns_bytes) == (False, "", 0)
+    assert "the backend's settings allow" in str(first.reason)
+
+
+def test_without_a_kernel_class_nothing_is_said(reference: GraphModule, backend: Any) -> None:
+    result = audit(reference, backend)
+    assert {(layer.kernel_class, layer.columns_bytes) for layer in result.layers} == {("", 0)}
+    assert "columns" not in str(result)
+    assert "float32," not in str(result)
 
 
 def test_an_empty_audit_prints() -> None:

@@ -142,8 +142,11 @@ def test_a_malformed_option_is_wrong_usage(module: str, tmp_path: Path, setting:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("colour=red", "colour='red' can't be: the options are is_dynamic, is_qat, quant_max"),
-        ("is_dynamic=False", "is_dynamic='False' can't be: it is true or false"),
+        (
+            "colour=red",
+            "colour='red' is not possible: the options are is_dynamic, is_qat, quant_max",
+        ),
+        ("is_dynamic=False", "is_dynamic='False' is not possible: it is true or false"),
     ],
 )
 def test_an_option_that_the_backend_refuses(
@@ -152,6 +155,14 @@ def test_an_option_that_the_backend_refuses(
     result = run("quantize", f"{module}:complete", "-o", "out.pt2", "--option", setting)
     assert result.exit_code == 1
     assert result.stderr == f"error: backend 'test_linear': {message}\n"
+    assert not list(tmp_path.glob("*.pt2"))
+
+
+def test_an_option_that_contradicts_dynamic(module: str, tmp_path: Path) -> None:
+    arguments = ("--dynamic", "--option", "is_dynamic=false")
+    result = run("quantize", f"{module}:complete", "-o", "out.pt2", *arguments)
+    assert result.exit_code == 2
+    assert "contradicts --dynamic" in result.stderr
     assert not list(tmp_path.glob("*.pt2"))
 
 

@@ -49,6 +49,6 @@ def test_attributes_are_kept() -> None:
 def test_an_option_error_says_what_was_asked_for_and_what_to_do() -> None:
     error = errors.BackendOptionError("mine", "colour", "red", "choose blue")
 
-    assert str(error) == "backend 'mine': colour='red' can't be: choose blue"
+    assert str(error) == "backend 'mine': colour='red' is not possible: choose blue"
     assert (error.backend, error.option, error.value) == ("mine", "colour", "red")
     assert error.remedy == "choose blue"

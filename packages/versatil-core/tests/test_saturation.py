@@ -97,6 +97,21 @@ def test_once_in_a_process_for_the_same_layers() -> None:
     assert named == ["first", "second", "first, second"]
 
 
+def test_layers_of_another_model_may_have_the_same_names() -> None:
+    for pair_sum in (129, 254):
+        with pytest.warns(SaturationWarning, match="wrong results in 0: "):
+            warn_about_saturation(record_of(lowered_op("0", pair_sum)), RULES)
+
+
+def test_a_warning_that_was_made_an_error_comes_again() -> None:
+    record = record_of(lowered_op("wide"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(SaturationWarning):
+                warn_about_saturation(record, RULES)
+
+
 def test_a_safe_model_does_not_use_the_warning_up() -> None:
     warn_about_saturation(record_of(lowered_op("wide", 128)), RULES)
 
@@ -145,7 +160,8 @@ def test_the_pass_reads_the_record_of_its_lowering(linear_backend: Backend) -> N
     with pytest.warns(SaturationWarning, match="wrong results in 0, 2"):
         PassChain(lowering, SaturationCheck(lowering))(graph)
 
-    assert SaturationCheck(lowering).uuid()
+    other = SaturationCheck(Int8Lowering(dataclasses.replace(RULES, saturating_pairs=None)))
+    assert SaturationCheck(lowering).uuid() != other.uuid()
 
 
 def test_the_pass_changes_nothing(linear_backend: Backend) -> None:

@@ -7,35 +7,73 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
-from versatil_passes import Int8Lowering, OneDNNKernels
+from versatil_passes import Int8Lowering, LoweredOp, LoweringRules
 
 GOLDEN = Path(__file__).parent / "golden"
+GEMM_RULES = LoweringRules(
+    machine_types=("aarch64",),
+    activation_dtypes=(torch.int8, torch.uint8),
+    dynamic_ops=frozenset({"linear", "conv1d", "conv2d"}),
+    post_ops={op: frozenset({"relu"}) for op in ("linear", "conv1d", "conv2d")},
+    allow_int8_output=False,
+    kernels="gemm",
+    kernel_class="lowp_gemm:acl",
+)
+S8 = (0.03, 3, -128, 127, torch.int8)
+GEMM_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemm_linear_relu_int8": ("linear", {"post_op": torch.relu, "output": S8, "activation": S8}),
+    "gemm_linear_u8_dynamic": ("linear", {"is_dynamic": True}),
+    "gemm_linear_one_scale": ("linear", {"post_op": torch.relu, "is_per_channel": False}),
+    "gemm_conv1d": ("conv1d", {"activation": S8, "geometry": {"padding": 1, "stride": 2}}),
+    "gemm_conv2d_pointwise": ("conv2d", {"kernel": 1, "geometry": {"stride": 2}}),
+    "gemm_conv2d_u8_dynamic": ("conv2d", {"is_dynamic": True, "geometry": {"padding": (0, 1)}}),
+}
 
 
 def test_golden_graphs(form: Any, build: Any, request: pytest.FixtureRequest) -> None:
     """Each form becomes one int8 operator, and then the kernel that compiled models run."""
-    module, _ = form.build()
+    op = check_golden(form.build()[0], build.rules, request)
 
-    record = Int8Lowering(build.rules)(module.graph)
+    assert (op.post_ops, op.output_dtype) == (form.post_ops, form.output_dtype)
+
+
+@pytest.mark.parametrize("name", GEMM_FORMS)
+def test_golden_products_of_matrices(name: str, build: Any, request: pytest.FixtureRequest) -> None:
+    """The same where the kernel is a product of int8 matrices."""
+    kind, options = GEMM_FORMS[name]
+    op = check_golden(getattr(build, kind)(**options).build()[0], GEMM_RULES, request)
+
+    assert op.post_ops == (("relu",) if "post_op" in options else ())
+    assert op.output_dtype is torch.float32
+
+
+def test_every_golden_graph_has_its_form(build: Any) -> None:
+    assert {path.stem for path in GOLDEN.glob("*")} == {*build.forms, *GEMM_FORMS}
+
+
+def check_golden(
+    module: GraphModule, rules: LoweringRules, request: pytest.FixtureRequest
+) -> LoweredOp:
+    """Compare the text of both halves of a lowering with the file of the test's name, or write it."""
+    lowering = Int8Lowering(rules)
+    record = lowering(module.graph)
     lowered = describe(module.graph)
-    OneDNNKernels()(module.graph)
+    second_half = lowering.post_grad_pass
+    second_half(module.graph)
 
     (op,) = record.lowered
-    assert (op.post_ops, op.output_dtype) == (form.post_ops, form.output_dtype)
     assert record.declined == ()
     kernels = describe(module.graph)
-    text = f"{op}\n\n# after Int8Lowering\n{lowered}\n# after OneDNNKernels\n{kernels}"
+    name = type(second_half).__name__
+    text = f"{op}\n\n# after Int8Lowering\n{lowered}\n# after {name}\n{kernels}"
     path = GOLDEN / f"{request.node.callspec.id}.txt"
     if request.config.getoption("--update-golden"):
         path.write_text(text, encoding="utf-8")
     assert path.exists(), f"no {path.name}: run pytest --update-golden and review what it wrote"
     assert text == path.read_text(encoding="utf-8"), "run pytest --update-golden and review"
-
-
-def test_every_golden_graph_has_its_form(build: Any) -> None:
-    assert {path.stem for path in GOLDEN.glob("*")} == build.forms.keys()
+    return op
 
 
 def describe(graph: Graph) -> str:

@@ -321,11 +321,15 @@ def test_the_uuid_depends_on_every_rule() -> None:
         uuid(residual_post_ops={"conv2d": frozenset({"relu"})}),
         uuid(allow_int8_output=False),
         uuid(activation_dtypes=(torch.int8,)),
+        uuid(kernels="gemm", allow_int8_output=False),
+        uuid(columns_bytes_max=1000),
+        uuid(columns_bytes_max=2000),
+        uuid(kernel_class="lowp_gemm:acl"),
         uuid(saturating_pairs=PAIRS),
         uuid(saturating_pairs=replace(PAIRS, accumulator_max=16383)),
         uuid(saturating_pairs=replace(PAIRS, uncut_features=384)),
     }
-    assert len(different) == 10
+    assert len(different) == 14
 
 
 def test_the_uuid_does_not_depend_on_the_order_of_a_set() -> None:

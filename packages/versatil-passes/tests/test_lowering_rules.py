@@ -19,6 +19,7 @@ MACHINE = ("x86_64",)
         ({"post_ops": {"linear": frozenset({"relu6"})}}, "unknown post op 'relu6'"),
         ({"residual_post_ops": {"linear": frozenset({"elu"})}}, "unknown residual post op 'elu'"),
         ({"weight_granularities": frozenset({"per_row"})}, "unknown weight granularity 'per_row'"),
+        ({"kernels": "acl"}, "unknown kind of kernels 'acl'"),
     ],
 )
 def test_a_misspelled_name_is_refused(rules: dict[str, Any], complaint: str) -> None:
@@ -40,6 +41,7 @@ def test_what_is_left_out_is_not_admitted() -> None:
     assert rules.activation_dtypes == (torch.uint8,)
     assert rules.dynamic_ops == {"linear"}
     assert rules.saturating_pairs is None
+    assert (rules.kernels, rules.columns_bytes_max, rules.kernel_class) == ("onednn", None, "")
 
 
 def test_a_rule_holds_for_its_op_and_its_place_alone() -> None:
@@ -56,6 +58,27 @@ def test_a_rule_holds_for_its_op_and_its_place_alone() -> None:
         if rules.admits_post_op(op, post_op, has_residual=has_residual)
     }
     assert admitted == {("linear", "silu", False), ("conv2d", "relu", True)}
+
+
+@pytest.mark.parametrize(
+    ("rules", "name"),
+    [
+        ({"post_ops": {"linear": frozenset({"relu", "silu"})}}, "silu"),
+        ({"residual_post_ops": {"conv2d": frozenset({"relu"})}}, "add"),
+        ({"residual_post_ops": {"conv2d": frozenset()}}, "add"),
+    ],
+)
+def test_a_product_of_matrices_has_no_post_op_but_relu(rules: dict[str, Any], name: str) -> None:
+    """:class:`GemmKernels` would leave them to nobody."""
+    gemm: dict[str, Any] = {"kernels": "gemm", "allow_int8_output": False}
+    with pytest.raises(RulesError, match=f"post op with kernels='gemm' '{name}'"):
+        LoweringRules(MACHINE, **gemm, **rules)
+    LoweringRules(MACHINE, **gemm, post_ops={"linear": frozenset({"relu"})})
+
+
+def test_a_product_of_matrices_has_no_int8_output() -> None:
+    with pytest.raises(RulesError, match=r"'allow_int8_output=True'.*'allow_int8_output=False'"):
+        LoweringRules(MACHINE, kernels="gemm")
 
 
 def test_rules_are_frozen() -> None:

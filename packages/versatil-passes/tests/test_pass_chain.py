@@ -17,6 +17,7 @@ from versatil_passes import (
     chain_pass,
 )
 from versatil_passes._torch_compat import pass_slot_value
+from versatil_passes.pass_chain import name_of
 
 RULES = LoweringRules(("x86_64",))
 
@@ -194,3 +195,29 @@ def test_a_pass_that_asks_whether_this_is_inference_is_told() -> None:
 def test_every_error_is_ours(graph: Graph) -> None:
     with pytest.raises(VersatilError):
         PassChain(lambda graph: graph.get_attr())(graph)  # type: ignore[call-arg]
+
+
+def test_chains_of_two_backends_go_together() -> None:
+    """What the first ends with must run after the lowering that the second brings."""
+    other = LoweringRules(("aarch64",))
+    mine = Named("mine", [])
+    first, second = Int8Lowering(RULES), Int8Lowering(other)
+    held = chain_pass(mine, PassChain(QuantLiftUp(), first, DecomposeQuantization()))
+
+    chain = chain_pass(held, PassChain(QuantLiftUp(), second, DecomposeQuantization()))
+
+    names = ["mine", "QuantLiftUp", "Int8Lowering", "Int8Lowering", "DecomposeQuantization"]
+    assert [name_of(graph_pass) for graph_pass in chain.passes] == names
+    assert chain.passes[2:4] == (first, second)
+    assert held.passes == (mine, chain.passes[1], first, chain.passes[4])
+
+
+def test_what_follows_a_pass_that_moves_moves_too(log: list[str]) -> None:
+    last, other = Named("last", log), Named("other", log)
+    last.runs_after = ("DecomposeQuantization",)  # type: ignore[attr-defined] # as a pass may have
+    held = PassChain(DecomposeQuantization(), last, other)
+
+    chain = chain_pass(held, Int8Lowering(RULES))
+
+    names = ["other", "Int8Lowering", "DecomposeQuantization", "last"]
+    assert [name_of(graph_pass) for graph_pass in chain.passes] == names

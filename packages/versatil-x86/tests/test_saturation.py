@@ -130,10 +130,12 @@ def test_options_make_an_equal_backend(options: dict[str, Any]) -> None:
     assert repr(backend).endswith(f"saturation={found['saturation']!r})")
 
 
-def test_an_option_of_the_host_s_backend() -> None:
-    backend = host_backend("x86_inductor", {"saturation": "reduce_range"})
+@pytest.mark.parametrize("options", [{"saturation": "reduce_range"}, {"reduce_range": True}])
+def test_an_option_of_the_host_s_backend(options: dict[str, Any]) -> None:
+    backend = host_backend("x86_inductor", options)
 
     assert backend_options(backend)["reduce_range"] is True
+    assert backend_options(backend)["saturation"] == "reduce_range"
 
 
 def small() -> nn.Module:

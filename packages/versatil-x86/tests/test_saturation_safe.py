@@ -13,9 +13,11 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from versatil_core import (
     Audit,
     LoweringError,
+    QuantizationTarget,
     SaturationWarning,
     audit,
     check_exactness,
+    export,
     load,
     lower,
     quantize,
@@ -199,7 +201,7 @@ def test_what_is_safe_already_is_unchanged(saturation: str) -> None:
     old, new = reference.state_dict(), safe.state_dict()
     assert old.keys() == new.keys()
     assert all(torch.equal(value, new[name]) for name, value in old.items())
-    assert reference_info(safe).targets[0].options["saturation"] == saturation
+    assert reference_info(safe).targets == reference_info(reference).targets
 
 
 class Tied(nn.Module):
@@ -224,6 +226,21 @@ def test_tied_weights() -> None:
     assert saturating(safe) == []
     assert sqnr_db(safe(x), model(x)) > 30
     check_exactness(safe, lower(safe, IGNORE), (10 * x,)).raise_if_inexact()
+
+
+@pytest.mark.parametrize("other", ["ignore", "reduce_range"])
+def test_a_weight_that_two_targets_share_obeys_each_one_s_bound(other: str) -> None:
+    x = torch.rand(4, 8)
+    targets = [
+        QuantizationTarget("first", WithoutVNNI(saturation=other)),
+        QuantizationTarget("second", WithoutVNNI(saturation="safe")),
+    ]
+
+    reference = quantize(Tied().eval(), x, targets, [x])
+
+    layers = audit(reference, WithoutVNNI()).layers
+    assert not any(layer.may_saturate for layer in layers if layer.module_path == "second")
+    assert not torch.equal(int8_of(reference, "first")[0], int8_of(reference, "second")[0])
 
 
 def test_a_reference_of_torchao() -> None:
@@ -276,3 +293,5 @@ def test_what_is_no_reference_is_refused() -> None:
         make_saturation_safe(lower(reference, IGNORE))
     with pytest.raises(LoweringError, match="not a Tied"):
         make_saturation_safe(Tied())  # type: ignore[arg-type] # that is the point
+    with pytest.raises(LoweringError, match="no int8 layer"):
+        make_saturation_safe(export(Tied(), x))

@@ -260,7 +260,7 @@ def _choose_backend(name: str, options: Mapping[str, Any] | None = None) -> "Bas
 
 def _backend_options(settings: Iterable[str], *, is_dynamic: bool) -> dict[str, Any]:
     """Read ``name=value`` texts; a value is JSON, or else a text."""
-    options: dict[str, Any] = {"is_dynamic": True} if is_dynamic else {}
+    options: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not (name and equals):
@@ -269,6 +269,8 @@ def _backend_options(settings: Iterable[str], *, is_dynamic: bool) -> dict[str, 
             options[name] = json.loads(value)
         except json.JSONDecodeError:
             options[name] = value
+    if is_dynamic and not options.setdefault("is_dynamic", True):
+        raise typer.BadParameter("it contradicts --dynamic", param_hint="--option is_dynamic")
     return options
 
 

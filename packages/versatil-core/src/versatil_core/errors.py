@@ -106,7 +106,7 @@ class BackendOptionError(VersatilError, ValueError):
 
     def __init__(self, backend: str, option: str, value: object, remedy: str) -> None:
         """Keep what was asked for, and what to ask for instead."""
-        super().__init__(f"backend {backend!r}: {option}={value!r} can't be: {remedy}")
+        super().__init__(f"backend {backend!r}: {option}={value!r} is not possible: {remedy}")
         self.backend = backend
         self.option = option
         self.value = value

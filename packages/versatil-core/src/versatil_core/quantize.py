@@ -155,10 +155,29 @@ def own_copy(module: GraphModule) -> GraphModule:
 def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarget]) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
+    for target in targets[1:]:
+        _give_own_constants(exported, target.module_path)
     prepared: GraphModule = prepare_pt2e(exported, _quantizer(targets))
     for target in targets:
         _check_something_annotated(prepared, target.module_path)
     return prepared
+
+
+def _give_own_constants(exported: GraphModule, module_path: str) -> None:
+    """Let the nodes of a target read shared weights by nodes of their own.
+
+    torchao observes a node once, for all its readers: by the recipe of whichever target comes first.
+    """
+    for shared in exported.graph.find_nodes(op="get_attr"):
+        inside = [user for user in shared.users if is_node_inside(user, module_path)]
+        if not inside or len(inside) == len(shared.users):
+            continue
+        with exported.graph.inserting_after(shared):
+            own = exported.graph.get_attr(str(shared.target))
+        own.meta = dict(shared.meta)
+        for user in inside:
+            user.replace_input_with(shared, own)
+    exported.recompile()
 
 
 def _quantizer(targets: Sequence[QuantizationTarget]) -> "Quantizer":

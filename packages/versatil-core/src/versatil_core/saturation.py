@@ -11,7 +11,9 @@ class SaturationWarning(UserWarning):
     """Kernels of this CPU may add products into a 16-bit value that saturates."""
 
 
-_warned: set[tuple[str, ...]] = set()  # the layers of each warning of this process
+_warned: set[tuple[tuple[str, int | None], ...]] = (
+    set()
+)  # the layers of each warning of this process
 
 
 def warn_about_saturation(record: LoweringRecord, rules: LoweringRules) -> None:
@@ -21,16 +23,19 @@ def warn_about_saturation(record: LoweringRecord, rules: LoweringRules) -> None:
         record: What was lowered, with the largest pair of weights of each layer.
         rules: The backend's rules; their ``saturating_pairs`` say what is the matter and what to do.
     """
-    names = tuple(op.module_path or op.node for op in record.lowered if op.may_saturate)
-    if not names or names in _warned:
+    risky = [op for op in record.lowered if op.may_saturate]
+    names = tuple(op.module_path or op.node for op in risky)
+    # Another model may have layers of the same names.
+    layers = tuple(zip(names, (op.pair_sum for op in risky), strict=True))
+    if not names or layers in _warned:
         return
-    _warned.add(names)
     warnings.warn(
         f"int8 kernels may saturate here and give wrong results in {_shortened(names)}: "
         f"{saturation_advice(rules)}",
         SaturationWarning,
         stacklevel=3,
     )
+    _warned.add(layers)  # not if the filter has made an error of it
 
 
 def saturation_advice(rules: LoweringRules) -> str:
@@ -67,4 +72,4 @@ class SaturationCheck:
 
     def uuid(self) -> str:
         """Identity for compile caches."""
-        return "versatil_core.SaturationCheck/1"
+        return f"versatil_core.SaturationCheck/1({self.lowering.uuid()})"

@@ -26,9 +26,10 @@ class GemmKernels:
         before:  qx, weight -> versatil.qlinear(x_scale, w_scale, bias)
         after:   qx -> onednn.qlinear_pointwise(packed weight, scale 1) -> mul(x_scale * w_scale) -> add(bias)
 
-    For hardware whose fast int8 kernel takes int8 activations and one scale for the whole weight. The product is
-    computed with scale 1, so that it is the sum of integers; the scales of the output channels and the bias follow
-    element by element, which Inductor fuses with whatever comes next. uint8 activations are shifted to int8: ``q -
+    For hardware whose fast int8 kernel takes int8 activations and one scale for the whole weight. Where a weight has
+    a scale for each output channel, the product is computed with scale 1, so that it is the sum of integers; the
+    scales, the bias and relu follow element by element, which Inductor fuses with whatever comes next. Where it has
+    one scale, the kernel applies all of them. uint8 activations are shifted to int8: ``q -
     128`` with ``zero_point - 128`` is the same number, and Inductor fuses the shift into the quantize.
 
     A convolution becomes a product over its columns: for each output position the int8 values that its kernel
@@ -100,24 +101,45 @@ def bind(call: Int8Call, packed: Any, ones: Any, zeros: Any, emit: Emit) -> Any:
     qx, zero_point = _signed(call, emit)
     if call.geometry is not None:
         qx = _columns(call, qx, zero_point, emit)
-    kernel = (
-        onednn.qlinear_pointwise.tensor if call.is_dynamic else onednn.qlinear_pointwise.default
-    )
-    x_scale = ones if call.is_dynamic else 1.0
-    output: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
-    y = emit(kernel, qx, x_scale, zero_point, packed, ones, zeros, None, *output)
-    scale = call.x_scale
-    if call.is_dynamic:  # choose_qparams measures in float64
-        scale = emit(prims.convert_element_type.default, scale, torch.float32)
-    y = emit(aten.mul.Tensor, y, emit(aten.mul.Tensor, call.w_scale, scale))
-    if call.bias is not None:
-        y = emit(aten.add.Tensor, y, call.bias)
+    has_one_scale = _value(call.w_scale).numel() == 1
+    product = _with_one_scale if has_one_scale else _with_channel_scales
+    y = product(call, qx, zero_point, packed, ones, zeros, emit)
     if call.geometry is None:
         return y
     if len(call.geometry[0]) == 1:
         y = emit(aten.squeeze.dim, y, 1)
         return emit(aten.permute.default, y, [0, 2, 1])
     return emit(aten.permute.default, y, [0, 3, 1, 2])
+
+
+def _with_one_scale(
+    call: Int8Call, qx: Any, zero_point: Any, packed: Any, _ones: Any, zeros: Any, emit: Emit
+) -> Any:
+    """The kernel applies the scale of the weight, and then bias and relu as well."""
+    scales = (call.x_scale, zero_point, packed, call.w_scale, zeros)
+    output: tuple[Any, ...] = (1.0, 0, torch.float32, call.post_op, [], "")
+    return emit(_kernel(call), qx, *scales, call.bias, *output)
+
+
+def _with_channel_scales(
+    call: Int8Call, qx: Any, zero_point: Any, packed: Any, ones: Any, zeros: Any, emit: Emit
+) -> Any:
+    """The kernel adds up integers; what follows needs the scales of the channels first."""
+    unit = ones if call.is_dynamic else 1.0
+    output: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+    y = emit(_kernel(call), qx, unit, zero_point, packed, ones, zeros, None, *output)
+    scale = call.x_scale
+    if call.is_dynamic:  # choose_qparams measures in float64
+        scale = emit(prims.convert_element_type.default, scale, torch.float32)
+    y = emit(aten.mul.Tensor, y, emit(aten.mul.Tensor, call.w_scale, scale))
+    if call.bias is not None:
+        y = emit(aten.add.Tensor, y, call.bias)
+    return emit(aten.relu.default, y) if call.post_op == "relu" else y
+
+
+def _kernel(call: Int8Call) -> Any:
+    packet = onednn.qlinear_pointwise
+    return packet.tensor if call.is_dynamic else packet.default
 
 
 def _bind_node(node: Node, constants: GraphConstants) -> bool:
@@ -140,8 +162,8 @@ def _bind_node(node: Node, constants: GraphConstants) -> bool:
 
 
 def _is_product(call: Int8Call) -> bool:
-    """Whether one product of matrices, a scale and a bias are all that ``call`` is."""
-    if call.other is not None or call.post_op != "none" or call.has_int8_output:
+    """Whether one product of matrices, a scale, a bias and relu are all that ``call`` is."""
+    if call.other is not None or call.has_int8_output or call.post_op not in {"none", "relu"}:
         return False
     sizes = _value(call.qx).shape[2:]
     return call.geometry is None or (

@@ -35,8 +35,8 @@ class LoweringRules:
             where they never do.
         kernels: ``"onednn"`` binds the layers to oneDNN's kernels for linears and convolutions
             (:class:`~versatil_passes.OneDNNKernels`); ``"gemm"`` makes each one a product of int8 matrices
-            (:class:`~versatil_passes.GemmKernels`), which takes convolutions without groups, and neither post ops
-            nor int8 outputs.
+            (:class:`~versatil_passes.GemmKernels`), which takes convolutions without groups, no post op but relu, and
+            no int8 output.
         columns_bytes_max: With ``"gemm"``, the memory that a convolution's columns may take for each image, in
             bytes; larger ones stay float. ``None`` is no limit.
         kernel_class: Name of the implementation that runs the int8 layers, such as ``"lowp_gemm:acl"``, for the
@@ -74,9 +74,9 @@ class LoweringRules:
             unknown = sorted(given - known)
             if unknown:
                 raise RulesError(what, unknown[0], sorted(known))
-        if self.kernels == "gemm" and (post_ops or self.residual_post_ops):
-            what = "post op with kernels='gemm'"
-            raise RulesError(what, next(iter(post_ops or {"add"})), [])
+        beyond_relu = sorted(post_ops - {"relu"}) + ["add"] * bool(self.residual_post_ops)
+        if self.kernels == "gemm" and beyond_relu:
+            raise RulesError("post op with kernels='gemm'", beyond_relu[0], ["relu"])
         if self.kernels == "gemm" and self.allow_int8_output:
             what = "value with kernels='gemm'"
             raise RulesError(what, "allow_int8_output=True", ["allow_int8_output=False"])

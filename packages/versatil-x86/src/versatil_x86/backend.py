@@ -65,6 +65,7 @@ class X86InductorBackend(BasePT2EBackend):
         *,
         is_dynamic: bool = False,
         is_qat: bool = False,
+        reduce_range: bool = False,
         saturation: str = "auto",
         features: CPUFeatures | None = None,
     ) -> Self:
@@ -75,11 +76,14 @@ class X86InductorBackend(BasePT2EBackend):
         Args:
             is_dynamic: As for the class.
             is_qat: As for the class.
+            reduce_range: As for the class; then nothing is chosen.
             saturation: As for the class.
             features: A CPU other than this machine's.
         """
         backend = cls(is_dynamic=is_dynamic, is_qat=is_qat)
-        backend._choose(choose_saturation(saturation, features=features))
+        wanted = None if reduce_range and saturation == "auto" else saturation
+        choice = choose_saturation(wanted, reduce_range=reduce_range, features=features)
+        backend._choose(choice)
         return backend
 
     @property

@@ -85,8 +85,8 @@ class PairSafePerChannelObserver(ObserverBase):
             output = layer(activation, error, None, *rest, **rest_kwargs)
             channel = output.dim() - weight.dim() + 1
             # Of one sample, there is nothing but the channels.
-            squares = output.double().square().movedim(channel, 0).unsqueeze(-1)
-            errors.append(squares.flatten(1).sum(1))
+            squares = output.square().movedim(channel, 0).unsqueeze(-1).flatten(1)
+            errors.append(squares.sum(1, dtype=torch.float64))
         total = torch.stack(errors)
         self._output_errors = total if self._output_errors is None else self._output_errors + total
 

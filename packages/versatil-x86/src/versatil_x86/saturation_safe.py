@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule, Node
 
+from versatil_core.errors import LoweringError
 from versatil_core.lower import lowered_copy
 from versatil_core.quantize import drop_unused_state, own_copy
 from versatil_core.reference_info import ReferenceInfo, attach_reference_info, find_reference_info
@@ -38,7 +39,7 @@ def make_saturation_safe(reference: GraphModule) -> GraphModule:
         A new reference, with results of its own: they differ from those of ``reference`` by the rounding of weights.
 
     Raises:
-        LoweringError: ``reference`` is no graph module, or is lowered already.
+        LoweringError: ``reference`` is no graph module, is lowered already, or has no int8 layer.
 
     Example:
         >>> from versatil_core import quantize
@@ -50,6 +51,11 @@ def make_saturation_safe(reference: GraphModule) -> GraphModule:
         True
     """
     _, record = lowered_copy(reference, x86_lowering_rules(_WITHOUT_VNNI))
+    if not record.lowered:
+        raise LoweringError(
+            "this graph holds no int8 layer whose weights could be rescaled: pass what versatil_core.quantize() or "
+            "torchao's convert_pt2e returned"
+        )
     safe = own_copy(reference)
     by_name = {node.name: node for node in safe.graph.nodes}
     activation_max: dict[Node, int] = {}
@@ -64,7 +70,7 @@ def make_saturation_safe(reference: GraphModule) -> GraphModule:
     drop_unused_state(safe)
     safe.recompile()
     info = find_reference_info(reference)
-    if info is not None:
+    if info is not None and activation_max:
         attach_reference_info(safe, _with_safe_targets(info))
     return safe
 
