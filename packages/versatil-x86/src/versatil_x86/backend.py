@@ -22,7 +22,7 @@ class X86InductorBackend(BasePT2EBackend):
         is_dynamic: Quantize activations with a scale measured at every call. Needs no
             calibration data; static quantization is faster.
         is_qat: Make a quantizer for quantization-aware training.
-        reduce_range: Use 7 of the 8 bits of activations, as in torchao; costs 3 to 5 dB.
+        reduce_range: Use 7 of the 8 bits of activations, as in torchao; costs 2 to 6 dB.
         saturation: What keeps products from saturating on CPUs without VNNI. ``"safe"`` chooses
             the weights' scales for it; activations keep all 8 bits. ``"reduce_range"`` is
             ``reduce_range=True``. ``"ignore"`` does nothing: right on CPUs with VNNI. ``"auto"``
