@@ -191,6 +191,13 @@ def test_what_int8_passes_through_shares_its_scale() -> None:
         assert output.edge_or_node == (node.all_input_nodes[0], node)
 
 
+def test_nothing_is_passed_through_where_kernels_write_float() -> None:
+    nodes = annotated(Through(), torch.randn(2, 3, 6, 6), kernels_write_int8=False)
+
+    assert len(nodes) == 3
+    assert all(map(is_layer, nodes))
+
+
 def test_a_measured_scale_is_for_layers_alone() -> None:
     dynamic = spec(torch.uint8, is_dynamic=True)
     config = QuantizationConfig(dynamic, None, WEIGHT, None, is_qat=False)

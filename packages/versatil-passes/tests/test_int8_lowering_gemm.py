@@ -88,7 +88,7 @@ def test_larger_columns_stay_float(build: Any) -> None:
     layer = build.quantized(nn.Conv2d(8, 12, 3))
     module = build.export(layer, torch.randn(5, 8, 102, 102))
     reason = _declined(module, replace(RULES, columns_bytes_max=719_999))
-    assert "takes 0.7 MB for each image; the backend's settings allow 0.7 MB" in reason
+    assert "takes 720 kB for each image, more than the backend allows (720 kB)" in reason
 
 
 def test_a_pointwise_convolution_and_a_linear_have_no_limit(build: Any) -> None:

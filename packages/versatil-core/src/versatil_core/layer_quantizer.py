@@ -71,6 +71,8 @@ class LayerQuantizer(Quantizer):
         adding_layers: Layers whose kernel adds an int8 tensor to its result, as ``aten`` operators: what is added to
             them is quantized, too.
         has_kernel: Says of a layer whether the hardware has an int8 kernel for it; all others stay float.
+        kernels_write_int8: Whether a layer's kernel can write int8. Then ops between two layers that give the same
+            on int8, such as max pooling, are quantized, too; otherwise that would only cost accuracy.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LayerQuantizer(Quantizer):
         is_dynamic: bool = False,
         adding_layers: frozenset[Any] = frozenset(),
         has_kernel: Callable[[Node], bool] = lambda _: True,
+        kernels_write_int8: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
@@ -88,6 +91,7 @@ class LayerQuantizer(Quantizer):
         self.is_dynamic = is_dynamic
         self.adding_layers = adding_layers
         self.has_kernel = has_kernel
+        self.kernels_write_int8 = kernels_write_int8
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate the nodes of ``model`` in place; nodes that carry an annotation keep theirs.
@@ -108,7 +112,8 @@ class LayerQuantizer(Quantizer):
         if self.is_dynamic:
             return model
         int8_outputs = self._annotate_residuals(layers)
-        self._annotate_int8_through(model.graph, int8_outputs)
+        if self.kernels_write_int8:
+            self._annotate_int8_through(model.graph, int8_outputs)
         return model
 
     def validate(self, model: GraphModule) -> None:

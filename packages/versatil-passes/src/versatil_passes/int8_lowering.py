@@ -154,8 +154,8 @@ class Int8Lowering:
         limit = self.rules.columns_bytes_max
         if limit is not None and size > limit:
             raise _Declined(
-                f"what its kernel covers takes {size / 1e6:.1f} MB for each image; the backend's settings allow "
-                f"{limit / 1e6:.1f} MB"
+                f"what its kernel covers takes {size / 1e3:.0f} kB for each image, more than the backend allows "
+                f"({limit / 1e3:.0f} kB)"
             )
         return size
 

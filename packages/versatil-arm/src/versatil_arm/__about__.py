@@ -1,0 +1,3 @@
+"""The version of versatil-arm, in its only place."""
+
+__version__ = "0.1.0"
