@@ -6,6 +6,7 @@ Random weights, and small inputs: what is quantized and lowered doesn't depend o
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from versatil_arm import ArmInductorBackend
-from versatil_core import audit, quantize
+from versatil_core import audit, lower, quantize
 
 transformers = importlib.import_module("transformers")  # has no types that help
 FLOAT = {"embedding", "scaled_dot_product_attention", "matmul"}
@@ -59,7 +60,9 @@ MODELS: list[tuple[Callable[[], tuple[torch.nn.Module, torch.Tensor]], dict[str,
 
 @pytest.mark.parametrize(("make", "layers"), MODELS, ids=[make.__name__ for make, _ in MODELS])
 def test_every_linear_and_convolution_is_int8(
-    make: Callable[[], tuple[torch.nn.Module, torch.Tensor]], layers: dict[str, int]
+    make: Callable[[], tuple[torch.nn.Module, torch.Tensor]],
+    layers: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
     model, x = make()
@@ -75,4 +78,9 @@ def test_every_linear_and_convolution_is_int8(
     assert Counter(layer.op for layer in int8) == layers
     assert {layer.op for layer in result.float_layers} <= FLOAT
     assert {layer.kernel_class for layer in int8} == {"lowp_gemm:acl"}
+
+    # Binding them to their kernel takes no Arm CPU.
+    monkeypatch.setattr(sys.modules["versatil_core.lower"], "check_host", lambda _: None)
+    targets = [str(node.target) for node in lower(reference, backend).graph.nodes]
+    assert targets.count("onednn.qlinear_pointwise.default") == sum(layers.values())
     assert reference(x).isfinite().all()
