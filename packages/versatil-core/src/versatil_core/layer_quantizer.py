@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from versatil_core.module_scope import is_node_inside
+from versatil_passes.graph_queries import only_user
 
 _ANNOTATION = "quantization_annotation"
 aten = torch.ops.aten
@@ -137,14 +138,14 @@ class LayerQuantizer(Quantizer):
         last_nodes = set()
         for layer in layers:
             last = layer
-            addition = _only_user(layer)
+            addition = only_user(layer)
             if addition is not None and _adds_equal_shapes(addition):
                 last = addition
                 # As in torchao: a linear layer adds in float, and quantizing would cost accuracy.
                 if layer.target in self.adding_layers and _ANNOTATION not in addition.meta:
                     other = next(arg for arg in addition.args if arg is not layer)
                     _annotate(addition, {other: self.config.input_activation})
-            activation = _only_user(last)
+            activation = only_user(last)
             if activation is not None and activation.target in _ACTIVATIONS:
                 last = activation
             last_nodes.add(last)
@@ -186,10 +187,6 @@ def _annotate(node: Node, input_specs: dict[Any, Any], **values: Any) -> None:
     node.meta[_ANNOTATION] = QuantizationAnnotation(
         input_qspec_map=input_specs, _annotated=True, **values
     )
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _adds_equal_shapes(node: Node) -> bool:
