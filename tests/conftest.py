@@ -1,4 +1,4 @@
-"""What the cross-package tests share: clean interpreters and the built wheels."""
+"""What the cross-package tests share: clean interpreters, what is built, and the tools."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+# The tools are scripts, no package; some of them are tested function by function.
+sys.path.append(str(ROOT / "tools"))
 
 
 @pytest.fixture
@@ -41,15 +44,52 @@ def run_python(tmp_path: Path) -> RunPython:
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, zipfile.Path]:
-    """Return the wheel of each package by its distribution name, built if need be."""
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder where tools/wheels.py builds: tox's, or one for these tests."""
     given = os.environ.get("VERSATIL_WHEELHOUSE")
-    wheelhouse = Path(given) if given else tmp_path_factory.mktemp("wheelhouse")
-    script = ROOT / "tools" / "wheels.py"
-    subprocess.run(
-        [sys.executable, str(script), "build", "--wheelhouse", str(wheelhouse)], check=True
-    )
+    return Path(given) if given else tmp_path_factory.mktemp("wheelhouse")
+
+
+@pytest.fixture(scope="session")
+def built(wheelhouse: Path) -> Path:
+    """Return the folder with the wheel and the sdist of each package, built if need be."""
+    from wheels import build
+
+    return build(wheelhouse)
+
+
+@pytest.fixture(scope="session")
+def builder(wheelhouse: Path) -> Path:
+    """Return the folder with what builds."""
+    from wheels import find_builder
+
+    return find_builder(wheelhouse)
+
+
+@pytest.fixture(scope="session")
+def wheels(built: Path) -> dict[str, zipfile.Path]:
+    """Return the wheel of each package by its distribution name."""
     return {
         path.name.split("-")[0].replace("_", "-"): zipfile.Path(path)
-        for path in sorted(wheelhouse.glob("*/*.whl"))
+        for path in sorted(built.glob("*.whl"))
     }
+
+
+@pytest.fixture(scope="session")
+def namesake_wheel(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a wheel of the name ``versatil``, a regular package that must not be run."""
+    from wheels import build_package
+
+    source = tmp_path_factory.mktemp("namesake") / "versatil"
+    (source / "versatil").mkdir(parents=True)
+    (source / "versatil" / "__init__.py").write_text(
+        "raise SystemExit('the namesake was imported')"
+    )
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "versatil"\nversion = "99.0"\n'
+    )
+    [wheel] = [
+        path for path in build_package(source, source / "dist", builder) if path.suffix == ".whl"
+    ]
+    return wheel

@@ -1,15 +1,19 @@
-"""What a package declares to need is what its modules import."""
+"""What a package declares to need is what its modules import, and what `.importlinter` allows."""
 
 from __future__ import annotations
 
 import ast
 import sys
+import tomllib
+from configparser import ConfigParser
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from conftest import RunPython
@@ -57,20 +61,65 @@ def test_every_declared_package_is_imported(package: str) -> None:
     assert declared(package, with_extras=False) - imported(package) == set()
 
 
-@pytest.mark.parametrize(
-    ("package", "forbidden"),
-    [
-        (
-            "versatil-passes",
-            {"versatil", "versatil_core", "versatil_x86", "versatil_arm", "torchao"},
-        ),
-        ("versatil-core", {"versatil", "versatil_x86", "versatil_arm"}),
-        ("versatil-x86", {"versatil", "versatil_arm"}),
-        ("versatil-arm", {"versatil", "versatil_x86"}),
-    ],
-)
-def test_arrows_point_one_way(package: str, forbidden: set[str]) -> None:
-    assert imported(package) & forbidden == set()
+def contracts() -> ConfigParser:
+    """Return the contracts that import-linter keeps."""
+    parser = ConfigParser(allow_no_value=True)
+    parser.read(ROOT / ".importlinter", encoding="utf-8")
+    return parser
+
+
+def layers() -> list[list[str]]:
+    """Return the layers of the contract, the uppermost first, each with its modules."""
+    lines = contracts()["importlinter:contract:layers"]["layers"].split("\n")
+    return [[name.strip() for name in line.split("|")] for line in lines if line.strip()]
+
+
+def forbidden_by_contract(package: str) -> set[str]:
+    """Return the import names that the contracts forbid a package: above it, beside it, listed."""
+    own = package.replace("-", "_")
+    place = next(place for place, names in enumerate(layers()) if own in names)
+    found = {name for names in layers()[: place + 1] for name in names} - {own}
+    for contract in contracts().values():
+        if contract.get("type") == "forbidden" and own in contract["source_modules"].split():
+            found |= set(contract["forbidden_modules"].split())
+    return found
+
+
+def test_the_contracts_know_every_package() -> None:
+    names = sorted(package.replace("-", "_") for package in PACKAGES)
+
+    assert sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")) == sorted(
+        PACKAGES
+    )
+    assert sorted(contracts()["importlinter"]["root_packages"].split()) == names
+    assert sorted(name for layer in layers() for name in layer) == names
+
+
+def test_the_contracts_forbid_what_they_should() -> None:
+    """The other tests read `.importlinter`; this one says what it has to say."""
+    assert forbidden_by_contract("versatil-x86") == {"versatil", "versatil_arm"}
+    assert forbidden_by_contract("versatil-arm") == {"versatil", "versatil_x86"}
+    assert {"versatil", "versatil_x86", "versatil_arm"} == forbidden_by_contract("versatil-core")
+    assert {"versatil", "versatil_core", "torchao"} <= forbidden_by_contract("versatil-passes")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_arrows_point_one_way(package: str) -> None:
+    assert imported(package) & forbidden_by_contract(package) == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_declares_what_the_contracts_forbid(package: str) -> None:
+    """Neither as a dependency nor in an extra: pip must not bring what may not be imported."""
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text("utf-8")
+    project = tomllib.loads(text)["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
+    names = {Requirement(line).name for line in lines}
+
+    assert names
+    declared_names = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+    assert declared_names & forbidden_by_contract(package) == set()
 
 
 def brought_by(requirement: str) -> set[str]:
@@ -94,14 +143,16 @@ def test_a_hardware_package_brings_no_other(package: str, extras: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_siblings_are_tied_to_one_minor_version(package: str) -> None:
-    version = metadata.version(package)
-    major, minor, _ = version.split(".")
-
-    for requirement in map(Requirement, metadata.requires(package) or []):
-        if requirement.name.startswith("versatil-") and requirement.name != package:
-            expected = f"<{major}.{int(minor) + 1},>={major}.{minor}"
-            assert str(requirement.specifier) == expected
+def test_siblings_are_tied_to_one_interface(package: str) -> None:
+    """One minor version below 1.0, one major version from there on; the tree's is in it."""
+    for need in map(Requirement, metadata.requires(package) or []):
+        if not need.name.startswith("versatil-"):
+            continue
+        [lowest] = [Version(spec.version) for spec in need.specifier if spec.operator == ">="]
+        major, minor = lowest.major, lowest.minor
+        end = f"{major}.{minor + 1}" if major == 0 else f"{major + 1}"
+        assert need.specifier == SpecifierSet(f">={major}.{minor},<{end}"), package
+        assert metadata.version(need.name) in need.specifier, package
 
 
 def test_passes_work_without_torchao(run_python: RunPython) -> None:

@@ -1,15 +1,16 @@
-"""A wheel holds the modules of its package and nothing else."""
+"""Wheels and sdists hold the files of their package and nothing else."""
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from release_state import about_version, git
+
 ROOT = Path(__file__).resolve().parent.parent
-
-
 PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
 
 
@@ -18,26 +19,47 @@ def names_in(folder: zipfile.Path) -> set[str]:
     return {name for name in folder.root.namelist() if not name.endswith("/")}
 
 
-def module_names(package: str) -> set[str]:
-    """Return the names that the modules of a package have in its wheel."""
-    source = ROOT / "packages" / package / "src"
-    return {
-        path.relative_to(source).as_posix()
-        for path in source.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+def source_names(package: str, folder: str) -> set[str]:
+    """Return what git has in a folder of a package, and what it would take, by its path there."""
+    options = ["-z", "--cached", "--others", "--exclude-standard"]
+    listing = git(ROOT / "packages" / package, "ls-files", *options, folder)
+    names = {name for name in listing.split("\0") if name}
+    # A file that was deleted stays listed until that is committed.
+    return {name for name in names if (ROOT / "packages" / package / name).is_file()}
+
+
+def stem(package: str) -> str:
+    """Return ``name-version`` as files of a distribution begin."""
+    return f"{package.replace('-', '_')}-{about_version(ROOT / 'packages' / package)}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_wheel_holds_what_the_package_needs(wheels: dict[str, zipfile.Path], package: str) -> None:
-    info = f"{package.replace('-', '_')}-0.1.0.dist-info"
     extra = {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
     if package != "versatil-passes":
         extra.add("entry_points.txt")
 
-    expected = module_names(package) | {f"{info}/{name}" for name in extra}
+    modules = {name.removeprefix("src/") for name in source_names(package, "src")}
+    expected = modules | {f"{stem(package)}.dist-info/{name}" for name in extra}
 
+    assert f"{package.replace('-', '_')}/__init__.py" in modules
     assert names_in(wheels[package]) == expected
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_sdist_holds_sources_and_tests(built: Path, package: str) -> None:
+    about_it = {"PKG-INFO", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
+    # hatchling adds the rules by which it leaves files out, so that they hold in the sdist, too.
+    extra = about_it | {"public_api.txt", ".gitignore"}
+    expected = source_names(package, "src") | source_names(package, "tests") | extra
+
+    with tarfile.open(built / f"{stem(package)}.tar.gz") as archive:
+        members = archive.getmembers()
+
+    assert {member.name for member in members if member.isfile()} == {
+        f"{stem(package)}/{name}" for name in expected
+    }
+    assert all(member.isfile() or member.isdir() for member in members)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,12 +1,14 @@
-"""Build the wheels of the workspace, and install some of them.
+"""Build the wheels and source distributions of the workspace, and install some wheels.
 
 What tox tests is what a user would install: wheels, in an environment that
-holds nothing else of ours. Two rules make that trustworthy:
+holds nothing else of ours. Three rules make that trustworthy:
 
 * A wheelhouse is named for the content of the sources, so an environment that
   is run alone can't pick up a wheel of an older state.
 * Wheels are installed by their path, so no package of the same name on an
   index can take the place of a sibling.
+* There is one way to build, here, and it gives the same bytes each time: a
+  release is what was tested.
 
 Usage::
 
@@ -28,12 +30,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+# Exact, since its version is written into each wheel.
+BUILDER = "hatchling==1.33.0"
+# The date of every file in what is built: 2020-02-02, which zip archives can hold.
+SOURCE_DATE_EPOCH = "1580601600"
 IGNORED = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "dist"}
 
 
 def source_digest() -> str:
     """Return a digest of every file that can end up in one of the wheels."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(BUILDER.encode())
     for package in PACKAGES:
         for path in sorted(package.rglob("*")):
             if path.is_file() and not IGNORED.intersection(path.parts):
@@ -43,26 +49,64 @@ def source_digest() -> str:
 
 
 def build(wheelhouse: Path) -> Path:
-    """Build the wheel of every package, unless this state has been built.
+    """Build the distributions of every package, unless this state has been built.
 
     Args:
-        wheelhouse: Folder that holds one folder for each state of the sources;
-            older states are deleted.
+        wheelhouse: Folder that holds the builder and one folder for each state
+            of the sources; older states are deleted.
 
     Returns:
-        The folder with the wheels of the present state.
+        The folder with the wheels and the sdists of the present state.
     """
     current = wheelhouse / source_digest()
     if current.is_dir():
         return current
-    if wheelhouse.is_dir():
-        shutil.rmtree(wheelhouse)
-    wheelhouse.mkdir(parents=True)
+    builder = find_builder(wheelhouse)
+    for older in set(wheelhouse.iterdir()) - {builder}:
+        shutil.rmtree(older)
     with tempfile.TemporaryDirectory(dir=wheelhouse) as unfinished:
-        built = Path(unfinished) / "wheels"
-        pip("wheel", "--no-deps", "--wheel-dir", built, *PACKAGES)
+        built = Path(unfinished) / "built"
+        for package in PACKAGES:
+            build_package(package, built, builder)
         built.rename(current)
     return current
+
+
+def find_builder(home: Path) -> Path:
+    """Return the folder below ``home`` with hatchling, installed there if need be.
+
+    It is nobody's environment: what is tested must not see it.
+    """
+    builder = home / BUILDER.replace("==", "-")
+    if not builder.is_dir():
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as unfinished:
+            installed = Path(unfinished) / "builder"
+            pip("install", "--target", installed, BUILDER)
+            installed.rename(builder)
+    return builder
+
+
+def build_package(source: Path, target: Path, builder: Path) -> list[Path]:
+    """Build the sdist and the wheel of one package.
+
+    Args:
+        source: The folder with its ``pyproject.toml``.
+        target: Folder for what is built; made if need be.
+        builder: What :func:`find_builder` returned.
+
+    Returns:
+        The paths of what is in ``target`` of this package: the wheel and the sdist.
+    """
+    fixed = {"PYTHONPATH": str(builder), "PYTHONSAFEPATH": "1"}
+    fixed["SOURCE_DATE_EPOCH"] = SOURCE_DATE_EPOCH
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(target.resolve())]
+    result = subprocess.run(
+        command, cwd=source, env=os.environ | fixed, check=False, capture_output=True, text=True
+    )
+    if result.returncode:
+        sys.exit(f"{source.name}: hatchling failed:\n{result.stderr}")
+    return sorted(target.glob(f"{source.name.replace('-', '_')}-*"))
 
 
 def install(wheels: Path, names: list[str], constraints: list[str]) -> None:
