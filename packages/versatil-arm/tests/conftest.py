@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what this machine has no kernels for, or no time for."""
-    no_kernels = "runs an Arm kernel: `tox -e arm-emulated` on x86, `tox -e arm` on Arm"
+    no_kernels = "runs an Arm kernel: `tox -e arm-emulated-torch210` on x86, `tox -e arm` on Arm"
     no_time = "the same on every machine: the tests on x86 run it, emulation would take long"
     for item in items:
         if not IS_ARM and item.get_closest_marker("arm"):

@@ -185,7 +185,11 @@ def tensors(tree: Any) -> list[Tensor]:
     return [tree] if isinstance(tree, Tensor) else [leaf for item in tree for leaf in tensors(item)]
 
 
-@pytest.mark.parametrize("backend", [BACKEND, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "backend",
+    [BACKEND, pytest.param(DYNAMIC, marks=pytest.mark.dynamic_convolution)],
+    ids=["static", "dynamic"],
+)
 def test_27_inputs_are_never_overwritten(backend: X86InductorBackend) -> None:
     """As in eager mode; so that a second call with the same tensors gives the same."""
     forms = adders()

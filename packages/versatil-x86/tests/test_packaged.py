@@ -26,7 +26,11 @@ class Residual(torch.nn.Module):
         return self.linear(h) + x, torch.relu(self.conv(image) + image)
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "is_dynamic",
+    [False, pytest.param(True, marks=pytest.mark.dynamic_convolution)],
+    ids=["static", "dynamic"],
+)
 def test_a_package_is_int8_and_leaves_its_inputs(tmp_path: Path, *, is_dynamic: bool) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(2, 4, 8), torch.randn(2, 4, 8), torch.randn(1, 4, 8, 8))

@@ -103,9 +103,15 @@ def model_of(name: str, *, is_adverse: bool) -> tuple[nn.Module, list[Tensor], T
     return model, calibration, inputs
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("name", "is_dynamic"),
+    [
+        *((name, False) for name in MODELS),
+        *((name, True) for name in MODELS if name != "convolutions"),
+        pytest.param("convolutions", True, marks=pytest.mark.dynamic_convolution),
+    ],
+)
 @pytest.mark.parametrize("is_adverse", [False, True], ids=["random", "one sign"])
-@pytest.mark.parametrize("name", MODELS)
 def test_no_layer_may_saturate_and_every_op_is_exact(
     name: str, *, is_adverse: bool, is_dynamic: bool
 ) -> None:

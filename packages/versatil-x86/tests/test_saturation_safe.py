@@ -140,7 +140,11 @@ def test_only_the_channels_that_may_saturate_change() -> None:
     assert sqnr_db(new, old) > 35
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "is_dynamic",
+    [False, pytest.param(True, marks=pytest.mark.dynamic_convolution)],
+    ids=["static", "dynamic"],
+)
 def test_it_is_nearly_as_good_as_quantizing_again(*, is_dynamic: bool) -> None:
     model, x = Network().eval(), images(32)
     calibration = None if is_dynamic else [x]
