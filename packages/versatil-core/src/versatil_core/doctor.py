@@ -16,7 +16,7 @@ from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.discovery import BackendEntry, host_backend, installed_backends, load_backend
 from versatil_core.errors import UnsupportedVersionError
 from versatil_core.saturation import saturation_advice
-from versatil_core.versions import SUPPORTED_VERSIONS, check_version, installed_version
+from versatil_core.versions import SUPPORTED_VERSIONS, check_pair, check_version, installed_version
 from versatil_passes.errors import VersatilError
 from versatil_passes.lowering_rules import LoweringRules
 
@@ -258,6 +258,11 @@ def _versions() -> tuple[dict[str, str], list[Finding]]:
         except UnsupportedVersionError as error:
             versions.setdefault(distribution, error.version)
             findings.append(Finding("problem", str(error)))
+    try:
+        if not findings:
+            check_pair(**versions)
+    except UnsupportedVersionError as error:
+        findings.append(Finding("problem", str(error)))
     return versions, findings
 
 

@@ -7,7 +7,6 @@
     ├── BackendConflictError                     several distributions register one name
     ├── BackendLoadError         (ImportError)   a registered backend cannot be imported or used
     ├── BackendOptionError       (ValueError)    a backend has no such option, or not this value of it
-    ├── UnsupportedVersionError  (ImportError)   torch or torchao outside the tested range
     ├── UnsupportedDeviceError   (ValueError)    a tensor is not on the CPU
     ├── UnsupportedHostError     (RuntimeError)  this machine does not have the backend's kernels
     ├── TargetError              (ValueError)    a module path matches nothing, or two overlap
@@ -19,13 +18,15 @@
     ├── ModelFileError           (ValueError)    a file is not a saved reference
     └── LoweringError            (RuntimeError)  a reference could not be lowered
 
+``UnsupportedVersionError`` is that of versatil_passes; here it also tells of torchao.
+
 Each also derives from the built-in error that a caller would catch, and keeps as attributes
 the values that its message shows.
 """
 
 from collections.abc import Sequence
 
-from versatil_passes.errors import VersatilError
+from versatil_passes.errors import UnsupportedVersionError, VersatilError
 
 __all__ = [
     "BackendConflictError",
@@ -111,23 +112,6 @@ class BackendOptionError(VersatilError, ValueError):
         self.option = option
         self.value = value
         self.remedy = remedy
-
-
-class UnsupportedVersionError(VersatilError, ImportError):
-    """An installed torch or torchao lies outside the tested range.
-
-    Attributes:
-        distribution: ``"torch"`` or ``"torchao"``.
-        version: The installed version.
-        supported: The tested range, as a version specifier.
-    """
-
-    def __init__(self, message: str, *, distribution: str, version: str, supported: str) -> None:
-        """Keep what is installed and what is tested."""
-        super().__init__(message)
-        self.distribution = distribution
-        self.version = version
-        self.supported = supported
 
 
 class UnsupportedDeviceError(VersatilError, ValueError):

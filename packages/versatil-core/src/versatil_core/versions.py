@@ -1,6 +1,5 @@
 """The versions of torch and torchao that the test matrix has proved."""
 
-import os
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
@@ -9,36 +8,56 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from versatil_core.errors import UnsupportedVersionError
+from versatil_passes.versions import (
+    ALLOW_UNTESTED_VERSIONS,
+    SUPPORTED_TORCH,
+    check_torch,
+    is_anything_allowed,
+)
 
+# What goes with what, by minor version. tools/compatibility.py compares it with the pairs that the
+# tests run on: another torchao fails at import, or in convert_pt2e, or was never tried.
+TORCHAO_FOR_TORCH = MappingProxyType(
+    {
+        "2.9": "0.15",
+        "2.10": "0.16",
+        "2.11": "0.17",
+        "2.12": "0.17",
+        "2.13": "0.18",
+        "2.14": "0.18",
+        "2.15": "0.18",
+    }
+)
 # The only place in the code: the ranges in pyproject.toml are checked against it.
 SUPPORTED_VERSIONS = MappingProxyType(
     {
         # 2.9 is the oldest torch.export whose module checks its inputs (guards).
-        "torch": ">=2.9,<2.16",
+        "torch": SUPPORTED_TORCH,
         # 0.15 is the first torchao with a pt2e flow of its own for torch 2.9.
         "torchao": ">=0.15,<0.19",
     }
 )
-ALLOW_UNTESTED_VERSIONS = "VERSATIL_ALLOW_UNTESTED_VERSIONS"
 
 
 def check_versions() -> None:
-    """Check once that the installed torch and torchao are ones we have tested.
+    """Check once that the installed torch and torchao are ones we have tested, together.
 
     Every workflow function calls this at its start, so that importing stays free of checks.
 
     Raises:
-        UnsupportedVersionError: torch or torchao is missing or outside the tested range, and
-            the variable ``VERSATIL_ALLOW_UNTESTED_VERSIONS`` is not ``1``.
+        UnsupportedVersionError: torch or torchao is missing or outside the tested range, or they
+            are not a tested pair, and ``VERSATIL_ALLOW_UNTESTED_VERSIONS`` is not ``1``.
     """
-    if os.environ.get(ALLOW_UNTESTED_VERSIONS) != "1":
+    if not is_anything_allowed():
         _check_installed()
 
 
 @cache
 def _check_installed() -> None:
-    for distribution, supported in SUPPORTED_VERSIONS.items():
-        check_version(distribution, installed_version(distribution), supported)
+    check_torch()
+    torchao = installed_version("torchao")
+    check_version("torchao", torchao, SUPPORTED_VERSIONS["torchao"])
+    check_pair(installed_version("torch"), torchao)
 
 
 def installed_version(distribution: str) -> str:
@@ -80,3 +99,30 @@ def check_version(distribution: str, installed: str, supported: str) -> None:
         version=installed,
         supported=supported,
     )
+
+
+def check_pair(torch: str, torchao: str) -> None:
+    """Check that a torch and a torchao, each in range, go together.
+
+    Args:
+        torch: Version of torch.
+        torchao: Version of torchao.
+
+    Raises:
+        UnsupportedVersionError: They do not.
+    """
+    wanted = TORCHAO_FOR_TORCH[_minor(torch)]
+    if _minor(torchao) == wanted:
+        return
+    raise UnsupportedVersionError(
+        f"torchao {torchao} is installed with torch {torch}, but versatil is tested with torchao "
+        f"{wanted} there. Run: pip install 'torchao=={wanted}.*', or set "
+        f"{ALLOW_UNTESTED_VERSIONS}=1 to try it all the same",
+        distribution="torchao",
+        version=torchao,
+        supported=f"=={wanted}.*",
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(map(str, Version(version).release[:2]))

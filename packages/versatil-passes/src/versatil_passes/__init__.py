@@ -2,7 +2,13 @@
 
 from versatil_passes.__about__ import __version__
 from versatil_passes.decompose_quantization import DecomposeQuantization
-from versatil_passes.errors import PassError, PassOrderError, RulesError, VersatilError
+from versatil_passes.errors import (
+    PassError,
+    PassOrderError,
+    RulesError,
+    UnsupportedVersionError,
+    VersatilError,
+)
 from versatil_passes.gemm_kernels import GemmKernels
 from versatil_passes.int8_lowering import Int8Lowering
 from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
@@ -28,6 +34,7 @@ __all__ = [
     "QuantLiftUp",
     "RulesError",
     "SaturatingPairs",
+    "UnsupportedVersionError",
     "VersatilError",
     "__version__",
     "chain_pass",

@@ -5,7 +5,8 @@
     VersatilError
     ├── PassError        (RuntimeError)  a graph pass failed; names the passes that ran before it
     ├── PassOrderError   (ValueError)    a chain was built in an order that its members forbid
-    └── RulesError       (ValueError)    lowering rules name something that no lowering knows
+    ├── RulesError       (ValueError)    lowering rules name something that no lowering knows
+    └── UnsupportedVersionError  (ImportError)  torch lies outside the tested range
 
 ``versatil_core.errors`` continues the tree.
 """
@@ -64,3 +65,20 @@ class RulesError(VersatilError, ValueError):
         self.name = name
         self.known = tuple(known)
         super().__init__(f"unknown {what} {name!r} in LoweringRules: use one of {list(known)}")
+
+
+class UnsupportedVersionError(VersatilError, ImportError):
+    """An installed torch or torchao lies outside the tested range.
+
+    Attributes:
+        distribution: ``"torch"`` or ``"torchao"``.
+        version: The installed version.
+        supported: The tested range, as a version specifier.
+    """
+
+    def __init__(self, message: str, *, distribution: str, version: str, supported: str) -> None:
+        """Keep what is installed and what is tested."""
+        super().__init__(message)
+        self.distribution = distribution
+        self.version = version
+        self.supported = supported
