@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import versatil_core
 import versatil_passes
 from versatil_core.command import app
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+LOWERING = ROOT / "packages/versatil-passes/src/versatil_passes/int8_lowering.py"
 
 
 def subclasses(cls: type[Exception]) -> Iterator[type[Exception]]:
@@ -47,3 +50,30 @@ def test_errors_page_lists_every_public_error_with_its_base() -> None:
             expected[error.__name__] = own[0].__name__ if own else ""
 
     assert listed == expected
+
+
+def reasons_in_the_source() -> list[str]:
+    """Return every text with which the lowering declines a layer; what it fills in is "…"."""
+    calls = [
+        node.args[0]
+        for node in ast.walk(ast.parse(LOWERING.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_Declined"
+    ]
+    # A name stands for a text that another function made.
+    texts = [call for call in calls if not isinstance(call, ast.Name)]
+    return [re.sub(r"{.*?}", "…", ast.unparse(text).lstrip("f")[1:-1]) for text in texts]
+
+
+def test_every_reason_for_float_is_explained() -> None:
+    page = ROOT / "docs" / "how-to" / "debug-a-layer-that-stays-float.md"
+    table = page.read_text(encoding="utf-8").partition("## What the reasons mean")[2]
+    explained = [
+        re.escape(reason.rstrip("… ")).replace("…", ".*")
+        for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for reason in re.findall(r"`([^`]+)`", cell)
+    ]
+    found = reasons_in_the_source()
+
+    assert found, f"no reason found in {LOWERING.name}"
+    for reason in found:
+        assert any(re.match(start, reason) for start in explained), reason

@@ -29,7 +29,7 @@ class ArmInductorBackend(BasePT2EBackend):
         activation_dtype: ``"int8"``, or ``"uint8"``, which is shifted to int8 when it is
             quantized.
         columns_bytes_max: Convolutions whose columns take more memory for each image stay float.
-            In bytes.
+            In bytes; 64 MiB unless given.
 
     Raises:
         BackendOptionError: ``activation_dtype`` or ``columns_bytes_max`` has another value.

@@ -29,7 +29,7 @@ def calibrate(
         batches: Each is a tensor, a tuple or list of inputs, or a mapping of inputs by name.
         example_inputs: The inputs that the model was exported with.
         input_names: Names of the model's positional inputs, so that a mapping fits them too.
-        observe_layers: Whether to show each :class:`LayerObserver` what its layer gets.
+        observe_layers: Whether to show each ``LayerObserver`` what its layer gets.
 
     Returns:
         The number of batches.

@@ -50,7 +50,7 @@ def quantize(
         progress: Whether to show the calibration's progress on stderr.
 
     Returns:
-        The reference: a module that runs anywhere and that defines the numerical result. It has
+        The reference, a module that runs anywhere and that defines the numerical result. It has
         int8 weights. See :func:`versatil_core.compile` for the fast one.
 
     Raises:

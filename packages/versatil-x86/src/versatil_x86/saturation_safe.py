@@ -36,7 +36,7 @@ def make_saturation_safe(reference: GraphModule) -> GraphModule:
             torchao's ``convert_pt2e``. It is not changed.
 
     Returns:
-        A new reference, with results of its own: they differ from those of ``reference`` by the rounding of weights.
+        A new reference, with results of its own, which differ from those of ``reference`` by the rounding of weights.
 
     Raises:
         LoweringError: ``reference`` is no graph module, is lowered already, or has no int8 layer.
