@@ -156,6 +156,12 @@ def tampered_scale(module: GraphModule) -> None:
     set_arg(module, 2, 1, 1.01 * scale)
 
 
+def tampered_weight_scales(module: GraphModule) -> None:
+    """A constant that the reference has, too, under the same name."""
+    name = str(kernels(module)[2].args[4])
+    setattr(module, name, 1.1 * getattr(module, name))
+
+
 def tampered_output_scale(module: GraphModule) -> None:
     scale = kernels(module)[0].args[7]
     assert isinstance(scale, float)
@@ -179,6 +185,7 @@ def dropped_relu(module: GraphModule) -> None:
         (tampered_weight, 1),
         (tampered_bias, 2),
         (tampered_scale, 2),
+        (tampered_weight_scales, 2),
         (tampered_output_scale, 0),
         (dropped_clamp, 0),
         (dropped_relu, 2),
