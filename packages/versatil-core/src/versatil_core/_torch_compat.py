@@ -1,5 +1,9 @@
-"""Every private or version-dependent part of torch that versatil_core uses."""
+"""Every private or version-dependent part of torch that versatil_core uses.
 
+Checked on torch 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
+"""
+
+import gc
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -179,3 +183,18 @@ def copy_graph_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     result = torch.fx.GraphModule(module, graph)
     result.meta = dict(module.meta)
     return result
+
+
+def run_and_get_code(function: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Call a function, and also return the source of what Inductor compiles meanwhile."""
+    from torch._inductor.utils import run_and_get_code as run
+
+    result, codes = run(function)
+    return result, codes
+
+
+def pattern_count() -> int:
+    """Return how many patterns are registered with Inductor, in all tables of the process."""
+    matcher = importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass
+    tables = [table for table in gc.get_objects() if type(table) is matcher]
+    return sum(len(found) for table in tables for found in table.patterns.values())

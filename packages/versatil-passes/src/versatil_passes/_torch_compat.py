@@ -1,4 +1,7 @@
-"""Every private torch API that this package touches. Checked on torch 2.9.1, 2.13.0 and 2.15.0."""
+"""Every private torch API that this package touches.
+
+Checked on torch 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
+"""
 
 import contextlib
 import threading
