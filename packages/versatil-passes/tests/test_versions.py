@@ -25,7 +25,7 @@ def test_versions_outside_the_range(monkeypatch: pytest.MonkeyPatch, version: st
     for part in (version, "pip install 'torch>=2.9,<2.16'", "VERSATIL_ALLOW_UNTESTED_VERSIONS=1"):
         assert part in str(error.value)
     monkeypatch.setenv("VERSATIL_ALLOW_UNTESTED_VERSIONS", "1")
-    assert Int8Lowering(LoweringRules(machine_types=("x86_64",)))
+    Int8Lowering(LoweringRules(machine_types=("x86_64",)))  # and no error
 
 
 def test_the_error_is_an_import_error() -> None:

@@ -12,12 +12,17 @@ import torch
 from torch.fx import Graph
 
 
-def same_shape(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two fake tensors have equal shapes for every input, without adding a guard."""
+def is_known(condition: Any) -> bool:
+    """Whether a condition on sizes holds for every input that the graph admits; adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+    return statically_known_true(condition)
+
+
+def same_shape(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two fake tensors have equal shapes for every input, without adding a guard."""
     return first.dim() == second.dim() and all(
-        statically_known_true(a == b) for a, b in zip(first.shape, second.shape, strict=True)
+        is_known(a == b) for a, b in zip(first.shape, second.shape, strict=True)
     )
 
 

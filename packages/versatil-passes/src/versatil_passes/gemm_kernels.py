@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from versatil_passes.explicit_padding import pad_quantized
 from versatil_passes.graph_queries import constant_of, erase_unread, value_of
 from versatil_passes.int8_ops import Int8Call, is_int8_op
 from versatil_passes.kernel_graph import Emit, GraphConstants, call_now, graph_emit
@@ -195,7 +196,8 @@ def _columns(call: Int8Call, qx: Any, zero_point: Any, emit: Emit) -> Any:
     x = emit(aten.permute.default, qx, [0, 2, 3, 1])
     if any(padding):
         rows, columns = padding
-        x = _pad(x, [0, 0, columns, columns, rows, rows], zero_point, emit)
+        widths = [0, 0, columns, columns, rows, rows]
+        x = pad_quantized(x, widths, zero_point, torch.int8, emit)
     if kernel == [1, 1]:
         return _every(x, stride, emit)
     # How far the first column's rows and columns reach; the others are shifted.
@@ -220,18 +222,6 @@ def _every(x: Any, stride: list[int], emit: Emit) -> Any:
         if step > 1:
             x = emit(aten.slice.Tensor, x, dim + 1, 0, _TO_THE_END, step)
     return x
-
-
-def _pad(x: Any, widths: list[int], zero_point: Any, emit: Emit) -> Any:
-    if isinstance(zero_point, int):
-        return emit(aten.constant_pad_nd.default, x, widths, zero_point)
-    # A measured zero_point is a tensor, and a pad takes a number: 0 is right for the distance from it.
-    zero_point = emit(prims.convert_element_type.default, zero_point, torch.int16)
-    wide = emit(prims.convert_element_type.default, x, torch.int16)
-    distance = emit(aten.sub.Tensor, wide, zero_point)
-    distance = emit(aten.constant_pad_nd.default, distance, widths, 0)
-    padded = emit(aten.add.Tensor, distance, zero_point)
-    return emit(prims.convert_element_type.default, padded, torch.int8)
 
 
 def _value(value: Any) -> torch.Tensor:

@@ -28,7 +28,9 @@ from versatil_passes.int8_ops import Int8Call
 from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
 from versatil_passes.lowering_rules import LoweringRules
 from versatil_passes.memory_layout import is_layout_read, keep_output_layouts, let_views_copy
+from versatil_passes.onednn_geometry import wrong_for_some_size
 from versatil_passes.onednn_kernels import OneDNNKernels
+from versatil_passes.versions import check_torch
 
 aten = torch.ops.aten
 
@@ -60,6 +62,7 @@ class Int8Lowering:
 
     def __init__(self, rules: LoweringRules) -> None:
         """Keep the rules."""
+        check_torch()
         self.rules = rules
         self.record = LoweringRecord()
 
@@ -112,7 +115,7 @@ class Int8Lowering:
     def uuid(self) -> str:
         """Identity for compile caches: the rules are its options."""
         rules = ", ".join(f"{name}={_stable(value)}" for name, value in vars(self.rules).items())
-        return f"versatil_passes.Int8Lowering/1({rules})"
+        return f"versatil_passes.Int8Lowering/2({rules})"
 
     def _lower(self, node: Node, op: str) -> LoweredOp:
         if op not in LINEAR_AND_CONV:
@@ -133,6 +136,9 @@ class Int8Lowering:
             raise _Declined("its bias is computed at run time; the kernel wants a constant")
         qx, x_scale, x_zero_point, _, input_quant_max = args_of(activation)[:5]
         call = Int8Call(qx, x_scale, x_zero_point, weight, w_scale, bias, _geometry(node, op))
+        reason = None if is_gemm else wrong_for_some_size(call)
+        if reason is not None:
+            raise _Declined(reason)
         columns = self._columns_bytes(call, node) if is_gemm and op != "linear" else 0
         record = emit_int8_op(self._collect(call, op, node), op, input_quant_max)
         if is_gemm:

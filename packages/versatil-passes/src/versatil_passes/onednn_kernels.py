@@ -9,6 +9,12 @@ from torch.fx import Graph, Node
 from versatil_passes.graph_queries import constant_of, erase_unread
 from versatil_passes.int8_ops import Int8Call, is_int8_op
 from versatil_passes.kernel_graph import Emit, GraphConstants, call_now, graph_emit
+from versatil_passes.onednn_geometry import (
+    has_second_channel,
+    right_form,
+    with_channels_of,
+    with_second_channel,
+)
 from versatil_passes.overwriting import is_overwritable
 
 aten, prims, onednn = torch.ops.aten, torch.ops.prims, torch.ops.onednn
@@ -32,10 +38,13 @@ class OneDNNKernels:
         before:  qx, weight -> versatil.qlinear(other=residual, post_op="relu")
         after:   qx, packed weight (a constant) -> onednn.qlinear_pointwise.binary(residual, "sum", "relu")
 
-    A residual addition is done in place (``"sum"``) where :func:`~versatil_passes.overwriting.is_overwritable` proves
+    A residual addition is done in place (``"sum"``) where ``is_overwritable`` proves
     that nobody can see the overwritten tensor; elsewhere by element-wise ops behind the kernel, which Inductor fuses
     into one loop. (The kernels' other form, ``"add"``, exists for linears only, and Inductor up to 2.13 fails on it
     where the other operand is itself element-wise.)
+
+    Convolutions that the kernel computes wrong are written in a form that it computes right, see
+    :mod:`versatil_passes.onednn_geometry`.
 
     Requires: constant weights; where a weight is an input of the graph the neutral operator stays, and packs the
     weight at each call. With ``allow_in_place``: a functional graph, that is, one after AOTAutograd.
@@ -64,19 +73,20 @@ class OneDNNKernels:
 
     def uuid(self) -> str:
         """Identity for compile caches."""
-        return f"versatil_passes.OneDNNKernels/1/{self.allow_in_place}"
+        return f"versatil_passes.OneDNNKernels/3/{self.allow_in_place}"
 
     def _bind(self, node: Node, constants: GraphConstants) -> bool:
         call = Int8Call.from_args(node.args)
+        if constant_of(call.weight) is None or constant_of(call.w_scale) is None:
+            return False
+        emit = graph_emit(node.graph)
         with node.graph.inserting_before(node):
-            packed = _packed_weight(constants, call)
-            if packed is None:
-                return False
+            call = with_second_channel(right_form(call, emit), emit)
             kernel = bind(
                 call,
-                packed,
+                _packed_weight(constants, call),
                 _weight_zero_points(constants, call),
-                graph_emit(node.graph),
+                emit,
                 is_in_place=self.allow_in_place and is_overwritable(call.other, node),
             )
         kernel.meta = {**node.meta, "val": kernel.meta.get("val", node.meta.get("val"))}
@@ -88,6 +98,7 @@ class OneDNNKernels:
 
 def run(call: Int8Call) -> torch.Tensor:
     """Compute a neutral operator on tensors, packing its weight for this one call."""
+    call = right_form(call, call_now)
     zero_points = torch.zeros_like(call.w_scale, dtype=torch.int32)
     result: torch.Tensor = bind(
         call, pack(call, call.weight, call.w_scale), zero_points, call_now, is_in_place=False
@@ -101,6 +112,7 @@ def pack(call: Int8Call, weight: torch.Tensor, w_scale: torch.Tensor) -> torch.T
         packed: torch.Tensor = onednn.qlinear_prepack(weight.contiguous(), None)
     else:
         x_scale, x_zero_point = (1.0, 0) if call.is_dynamic else (call.x_scale, call.x_zero_point)
+        weight = with_channels_of(call, weight)
         packed = onednn.qconv_prepack(weight, w_scale, x_scale, x_zero_point, *call.geometry, None)
     return packed
 
@@ -212,16 +224,17 @@ def _clamp(call: Int8Call, y: Any, emit: Emit) -> Any:
     return emit(aten.clamp_max.default, y, call.output_quant_max)
 
 
-def _packed_weight(constants: GraphConstants, call: Int8Call) -> Node | None:
-    """A ``get_attr`` of the packed weight, or ``None`` where weight or scale are no constants."""
+def _packed_weight(constants: GraphConstants, call: Int8Call) -> Node:
+    """A ``get_attr`` of the packed weight."""
     weight, w_scale = constant_of(call.weight), constant_of(call.w_scale)
-    if weight is None or w_scale is None:
-        return None
+    assert weight is not None
+    assert w_scale is not None
     activation = (
         () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
     )
     scales = (str(call.w_scale.target), repr(call.w_scale.args))
-    key = ("weight", str(call.weight.target), scales, repr(call.geometry), activation)
+    geometry = repr(call.geometry), has_second_channel(call)
+    key = ("weight", str(call.weight.target), scales, geometry, activation)
     return constants.get(key, lambda: pack(call, weight, w_scale), call.weight)
 
 
