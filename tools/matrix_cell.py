@@ -119,13 +119,15 @@ def prepare(cell: Cell, work: Path) -> None:
 
 def run_tests(cell: Cell, work: Path, arguments: Sequence[str]) -> int:
     """Run pytest and return its exit code."""
-    tests = f"packages/{cell.package}/tests"
+    # Most of the time is compiling, one file after the other.
+    everything = ["-n", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
+    everything.append(f"packages/{cell.package}/tests")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "tools"),
         "VERSATIL_RUN_RECORD": str(work / "results" / f"{cell.name}.json"),
         "VERSATIL_RUN_PACKAGE": cell.package,
     }
-    command = [sys.executable, "-m", "pytest", "-p", "run_record", *(arguments or [tests])]
+    command = [sys.executable, "-m", "pytest", "-p", "run_record", *(arguments or everything)]
     return subprocess.run(command, check=False, env=environment, cwd=ROOT).returncode
 
 

@@ -31,9 +31,11 @@ def _layer(size: tuple[int, ...], channels: tuple[int, int], kernel: Any, **geom
     }
 
 
-PADDING_ALONE = {
+CRASH = {
     "pointwise": _layer((5, 1), (1, 1), 1, padding=2, stride=(1, 3), dilation=(1, 4)),
     "a row, groups": _layer((2,), (40, 16), 1, padding=1, stride=3, dilation=3, groups=8),
+}
+PADDING_ALONE = {
     "beyond the kernel": _layer((14, 33), (16, 256), 3, padding=(3, 2), stride=(1, 3), groups=16),
     "a gap over the data": _layer((1, 2), (24, 32), (7, 2), padding=(3, 1), dilation=(1, 3)),
 }
@@ -42,11 +44,12 @@ ONE_COLUMN = {
     "one column": _layer((8, 4), (1, 8), (1, 3), stride=(1, 2)),
 }
 WRONG = PADDING_ALONE | ONE_COLUMN
-# These need other kernels than those of the fact below.
+# On some CPUs or versions of torch.
 WRONG_SOMEWHERE = {
     "depthwise": _layer((33, 33), (32, 32), 1, padding=(3, 0), groups=32),
     "one column, one channel": _layer((17, 2), (1, 1), 3, padding=2, stride=(1, 4)),
 }
+ALL = CRASH | WRONG | WRONG_SOMEWHERE
 ORDINARY = {
     "resnet, first": _layer((32, 32), (3, 8), 7, padding=3, stride=2),
     "resnet": _layer((8, 8), (8, 8), 3, padding=1, stride=2),
@@ -109,7 +112,7 @@ def _has_dynamic_kernel() -> bool:
 
 
 def test_lowered_ones_are_right() -> None:
-    layers = _with_options(WRONG | WRONG_SOMEWHERE)
+    layers = _with_options(ALL)
     found = _run("lowered", layers)
     assert found.keys() == layers.keys()
     assert {name: db for name, db in found.items() if db < 100} == {}
@@ -117,7 +120,7 @@ def test_lowered_ones_are_right() -> None:
 
 def test_compiled_ones_are_right() -> None:
     names = ("pointwise", "one column, groups")
-    found = _run("compiled", _with_options({name: WRONG[name] for name in names}))
+    found = _run("compiled", _with_options({name: ALL[name] for name in names}))
     assert {name: db for name, db in found.items() if db < 100} == {}
     assert len(found) >= 4
 
@@ -130,7 +133,10 @@ def test_compiled_ones_are_right() -> None:
     torch.__version__ >= "2.16", reason="known of torch 2.9 to 2.15; see whether it is right now"
 )
 def test_the_kernels_alone_are_wrong() -> None:
-    """If this fails, oneDNN may have mended it, and ``onednn_geometry`` can go one day."""
+    """Whether one crashes depends on what lies in memory, but these are wrong each time.
+
+    If this fails, oneDNN may have mended it, and ``onednn_geometry`` can go one day.
+    """
     layers: dict[str, Any] = {name: (*layer, {}) for name, layer in WRONG.items()}
     found = _run("raw", layers, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
     assert {name: db for name, db in found.items() if db >= 60} == {}
@@ -233,7 +239,7 @@ def test_where_an_open_width_may_give_one_column_it_stays_float(build: Any) -> N
     layer = build.quantized(nn.Conv2d(**arguments))
     module = build.export(layer, torch.randn(shape), dynamic_shapes=sizes)
     (op,) = Int8Lowering(build.rules)(module.graph).declined
-    assert "its width is dynamic" in op.reason
+    assert "its width is dynamic or unknown" in op.reason
     assert "oneDNN's int8 kernel gives wrong results" in op.reason
     assert "export it with a minimum of 3" in op.reason
 

@@ -23,7 +23,7 @@ from versatil_passes.kernel_graph import Emit
 
 
 def wrong_for_some_size(call: Int8Call) -> str | None:
-    """Why ``call`` has to stay float: its width is not fixed, and :func:`right_form` wants to know it.
+    """Why ``call`` has to stay float: its width is open, and :func:`right_form` wants to know it.
 
     Args:
         call: What to compute; its weight is a constant.
@@ -36,10 +36,9 @@ def wrong_for_some_size(call: Int8Call) -> str | None:
     width = _axes(call)[1]
     if isinstance(width.size, int) or width.has_several_outputs:
         return None
-    least = width.stride + width.span - 2 * width.padding
     return (
-        "its width is dynamic, and oneDNN's int8 kernel gives wrong results for this geometry where the output has a "
-        f"width of 1: fix the width, or export it with a minimum of {least}"
+        "its width is dynamic or unknown, and oneDNN's int8 kernel gives wrong results for this geometry where the "
+        f"output has a width of 1: fix the width, or export it with a minimum of {width.several_from}"
     )
 
 
@@ -144,25 +143,30 @@ class _Axis:
         )
 
     @property
+    def several_from(self) -> int:
+        """The smallest size for which the output's is 2 or more."""
+        return self.stride + self.span - 2 * self.padding
+
+    @property
     def has_one_output(self) -> bool:
         """Whether the size is fixed, and the output's is 1."""
-        return isinstance(self.size, int) and self._rest() < self.stride
+        return isinstance(self.size, int) and self.size < self.several_from
 
     @property
     def has_several_outputs(self) -> bool:
         """Whether the output's size is known to be 2 or more."""
-        return self.size is not None and is_known(self._rest() >= self.stride)
+        return self.several_from <= 1 or (
+            self.size is not None and is_known(self.size >= self.several_from)
+        )
 
     @property
     def after(self) -> int:
         """How many elements to add behind the data; where the last ones are never read, below 0."""
         if not isinstance(self.size, int):
             return self.padding
-        return self._rest() // self.stride * self.stride + self.span - self.size - self.padding
-
-    def _rest(self) -> Any:
-        """What lies behind the elements that the first output position reads."""
-        return self.size + 2 * self.padding - self.span
+        # Behind what the first output position reads.
+        rest = self.size + 2 * self.padding - self.span
+        return rest // self.stride * self.stride + self.span - self.size - self.padding
 
 
 def _axes(call: Int8Call) -> list[_Axis]:
