@@ -25,14 +25,18 @@ OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 DISTRIBUTIONS = ("torch", "torchao", "versatil-passes", "versatil-core", "versatil-x86", "versatil-arm")  # fmt: skip
 
 
+sessions: list[pytest.Session] = []
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a whole run that compiled nothing."""
+    sessions.append(session)
     if is_recorded(session.config) and not compiled_count():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Write the record; here every outcome is counted, also those of other processes."""
     if not is_recorded(config):
@@ -42,7 +46,9 @@ def pytest_terminal_summary(
     stats = terminalreporter.stats
     counts = {outcome: len(stats.get(outcome, [])) for outcome in OUTCOMES}
     path = Path(os.environ["VERSATIL_RUN_RECORD"])
-    write(path, record(counts, skip_reasons(stats.get("skipped", [])), exitstatus))
+    # Not the exit code of a moment ago: other plugins, too, may have failed the run since.
+    is_passed = all(session.exitstatus == 0 for session in sessions)
+    write(path, record(counts, skip_reasons(stats.get("skipped", [])), is_passed=is_passed))
     terminalreporter.write_line(f"run_record: {path.name}")
 
 
@@ -63,11 +69,11 @@ def compiled_count() -> int:
     return sum(1 for _ in Path(cache).rglob("*.so")) if cache else 0
 
 
-def record(counts: dict[str, int], skipped: dict[str, int], exit_code: int) -> dict[str, Any]:
+def record(counts: dict[str, int], skipped: dict[str, int], *, is_passed: bool) -> dict[str, Any]:
     """Return what is written: versions, the machine, and what the tests came to."""
     return {
         "package": os.environ["VERSATIL_RUN_PACKAGE"],
-        "is_passed": exit_code == 0 and compiled_count() > 0,
+        "is_passed": is_passed,
         "counts": counts,
         "skipped": skipped,
         "compiled_libraries": compiled_count(),
