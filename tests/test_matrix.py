@@ -84,9 +84,18 @@ def test_anything_else_is_no_pair(tmp_path: Path, text: str) -> None:
 @pytest.fixture
 def builds(tmp_path: Path) -> Path:
     """A folder with two builds, and half of one that was interrupted."""
-    for name in ("cpython-311-torch-2.9.1", "cpython-311-torch-2.15.0", "tmpabc"):
+    for name in ("cpython-311-torch-2.9.1", "cpython-311-torch-2.15.0", "unfinished-abc"):
         (tmp_path / name / "torch").mkdir(parents=True)
     return tmp_path
+
+
+def test_nothing_else_is_deleted(builds: Path) -> None:
+    (builds / "my-torch-notes").mkdir()
+    (builds / "tmp-notes.txt").touch()
+
+    torch_builds.remove_builds(builds)
+
+    assert {path.name for path in builds.iterdir()} == {"my-torch-notes", "tmp-notes.txt"}
 
 
 def test_a_build_is_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -141,7 +150,7 @@ def test_a_cpu_build_takes_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def run_cell(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *, is_full: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *arguments: str, is_full: bool
 ) -> tuple[int | str | None, list[list[str]]]:
     """Run a cell without installing or testing anything: what would pytest have got?"""
     ran: list[list[str]] = []
@@ -156,7 +165,9 @@ def run_cell(
 
     monkeypatch.setattr(matrix_cell, "prepare", prepare)
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", ["matrix_cell.py", name, "--work", str(tmp_path), "--"])
+    monkeypatch.setattr(
+        sys, "argv", ["matrix_cell.py", name, "--work", str(tmp_path), "--", *arguments]
+    )
     try:
         return matrix_cell.main(), ran
     except SystemExit as stopped:
@@ -169,7 +180,38 @@ def test_a_cell_runs_all_tests_of_its_package(
     code, ran = run_cell(monkeypatch, tmp_path, "py311-core-torch29", is_full=False)
 
     assert code == 7  # pytest's
-    assert [command[-1] for command in ran] == ["packages/versatil-core/tests"]
+    assert [command[-1] for command in ran] == ["worksteal"]
+    assert "packages/versatil-core/tests" in ran[0]
+
+
+def test_a_cell_runs_those_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As CONTRIBUTING.md has it."""
+    _, ran = run_cell(monkeypatch, tmp_path, "py311-x86-torch213", "-k", "freezing", is_full=False)
+
+    assert ran[0][-3:] == ["packages/versatil-x86/tests", "-k", "freezing"]
+
+
+def test_an_earlier_record_is_no_result_of_this_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = tmp_path / "results" / "py311-x86-latest.json"
+    record.parent.mkdir()
+    record.touch()
+
+    run_cell(monkeypatch, tmp_path, "py311-x86-latest", is_full=True)
+
+    assert not record.exists()
+
+
+def test_an_unknown_name_says_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = run_cell(monkeypatch, tmp_path, "py311-x86-torch28", is_full=False)
+
+    assert code == 2
+    assert "the packages are" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_said_aloud_where_it_is_allowed(

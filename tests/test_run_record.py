@@ -31,7 +31,7 @@ def test_skipped():
 def test_known():
     raise LookupError
 """
-COMPILES = 'Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "model.so").touch()'
+COMPILES = 'Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "model.main.so").touch()'
 
 
 def run(folder: Path, compiles: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,11 +80,14 @@ def test_a_run_is_written_down(tmp_path: Path, workers: tuple[str, ...]) -> None
     assert record["compiled_libraries"] == 1
     assert record["versions"]["torch"]
     assert record["cpu"]
+    assert record["sources"]
     assert len(record["date"]) == len("2026-11-30")
 
 
 def test_a_run_that_compiles_nothing_has_failed(tmp_path: Path) -> None:
-    done = run(tmp_path, "pytest.skip('no compiler')")
+    # Inductor looks at the processor by compiling, too.
+    trial = COMPILES.replace("model.main.so", "trial.so")
+    done = run(tmp_path, f"{trial}; pytest.skip('no compiler')")
 
     assert done.returncode == 1
     assert "nothing was compiled; this run proves nothing" in done.stdout
@@ -99,7 +102,16 @@ def test_a_failed_run_is_written_down_as_failed(tmp_path: Path) -> None:
     assert written(tmp_path)["counts"]["failed"] == 1
 
 
-@pytest.mark.parametrize("narrow", [("-k", "passes"), ("-m", "not slow"), ("--collect-only",)])
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        ("-k", "passes"),
+        ("-m", "not slow"),
+        ("--collect-only",),
+        ("--deselect", "tests/test_it.py::test_passes"),
+        ("--ignore", "tests/test_other.py"),
+    ],
+)
 def test_a_run_of_some_tests_is_not(tmp_path: Path, narrow: tuple[str, ...]) -> None:
     done = run(tmp_path, COMPILES, *narrow)
 

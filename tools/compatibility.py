@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +25,31 @@ from packaging.version import Version
 
 from matrix_cell import CONSTRAINTS, NAMES, requirements
 from torch_builds import read_pair
+from whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"
 RECORDS = ROOT / "docs" / "compatibility"
 TEMPLATE = Path(__file__).with_name("compatibility.md.jinja")
 PYTHONS = ("3.11", "3.12", "3.13")
-COLUMNS = ("passes", "core", "x86", "arm", "arm-emulated")
+# Of these, each torch needs a run that passed.
+PROMISED = ("passes", "core", "x86")
+COLUMNS = (*PROMISED, "arm", "arm-emulated", "arm-native")
 NOT_RUN = "not run"
+# What a record has, see tools/run_record.py.
+FIELDS = (
+    "package",
+    "is_passed",
+    "counts",
+    "skipped",
+    "compiled_libraries",
+    "python",
+    "versions",
+    "machine",
+    "cpu",
+    "is_emulated",
+    "date",
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class Run:
     """What one record says.
 
     Attributes:
-        name: The environment: ``py311-x86-torch29`` or ``arm-emulated-torch210``.
+        name: The environment: ``py311-x86-torch29``, ``arm-emulated-torch210``.
         content: The record, see tools/run_record.py.
     """
 
@@ -55,29 +71,42 @@ class Run:
 
     @property
     def column(self) -> str:
-        """The column of the table."""
-        front, _ = self.name.rsplit("-", 1)
-        return front.partition("-")[2] if front.startswith("py") else front
+        """The column of the table: the name without Python and torch."""
+        return "-".join(part for part in self.name.split("-")[:-1] if not part.startswith("py"))
+
+    @property
+    def package(self) -> str:
+        """The package that was tested."""
+        return f"versatil-{self.column.partition('-')[0]}"
 
     @property
     def python(self) -> str:
         """The minor version of Python."""
-        return ".".join(self.content["python"].split(".")[:2])
+        return minor(self.content["python"])
 
     @property
     def cell(self) -> str:
         """What the table shows."""
         counts = self.content["counts"]
         wrong = counts["failed"] + counts["error"] + counts["xpassed"]
-        passed = f"{counts['passed']:,} passed"
-        text = passed if self.content["is_passed"] else f"**{wrong or 'no'} failed**, {passed}"
+        text = f"{counts['passed']:,} passed"
+        if not self.content["is_passed"]:
+            text = f"**failed**: {wrong} of {wrong + counts['passed']:,}"
         return f"[{text}](compatibility/{self.name}.json)"
 
 
 def read_runs() -> list[Run]:
     """Return the committed records, by name."""
-    paths = sorted(RECORDS.glob("*.json"))
-    return [Run(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return [Run(path.stem, read_record(path)) for path in sorted(RECORDS.glob("*.json"))]
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record; one that is damaged is empty."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def rows(runs: Sequence[Run], python: str) -> list[list[str]]:
@@ -130,41 +159,73 @@ def skipped(runs: Sequence[Run]) -> list[tuple[str, str, int]]:
 
 def disagreements(runs: Sequence[Run]) -> Iterator[str]:
     """Yield each way in which page, records, pairs, requirements and code say different things."""
+    broken = [what for run in runs for what in disagreements_of(run)]
+    yield from broken
+    if not broken:
+        if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != render(runs):
+            yield f"{PAGE.name} is not what the records say: run tools/compatibility.py --write"
+        yield from unproved(runs)
+    yield from other_ranges()
+
+
+def unproved(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield each promise without a run that passed."""
+    passed = [run for run in runs if run.content["is_passed"]]
+    cells = {(run.version, run.column) for run in passed}
+    for version, constraints in versions().items():
+        for column in PROMISED if version.startswith("torch") else ():
+            if (version, column) not in cells:
+                torch = read_pair(constraints).torch
+                yield f"torch {torch} is promised, and no run of {column} with it has passed"
+    for python in set(PYTHONS) - {run.python for run in passed}:
+        yield f"Python {python} is promised, and no run with it has passed"
+
+
+def other_ranges() -> Iterator[str]:
+    """Yield where packages and code admit other versions than those of the pairs."""
     from versatil_core.versions import SUPPORTED_VERSIONS, TORCHAO_FOR_TORCH
 
-    if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != render(runs):
-        yield f"{PAGE.name} is not what the records say: run tools/compatibility.py --write"
     pairs = [read_pair(path) for path in CONSTRAINTS]
-    tested = {minor(pair.torch): minor(pair.torchao) for pair in pairs}
-    if tested != dict(TORCHAO_FOR_TORCH):
-        yield f"tools/constraints has the pairs {tested}, versatil_core.versions {dict(TORCHAO_FOR_TORCH)}"
-    for name, range_ in SUPPORTED_VERSIONS.items():
-        proven = sorted(Version(getattr(pair, name)) for pair in pairs)
-        if SpecifierSet(range_) != exact_range(proven):
-            yield f"versatil_core.versions admits {name} {range_}, tools/constraints has {exact_range(proven)}"
+    tested, checked = (
+        {minor(pair.torch): minor(pair.torchao) for pair in pairs},
+        {**TORCHAO_FOR_TORCH},
+    )
+    if tested != checked:
+        yield f"tools/constraints has the pairs {tested}, versatil_core.versions {checked}"
+    for name, admitted in SUPPORTED_VERSIONS.items():
+        proven = exact_range(sorted(Version(getattr(pair, name)) for pair in pairs))
+        if SpecifierSet(admitted) != proven:
+            yield f"versatil_core.versions admits {name} {admitted}, tools/constraints has {proven}"
         for package in NAMES:
             asked = requirements(package).get(name)
-            if asked and asked.specifier != SpecifierSet(range_):
-                yield f"{package} requires {asked}, versatil_core.versions admits {range_}"
-    for run in runs:
-        yield from disagreements_of(run)
+            if asked is None and (name, package) != ("torchao", "versatil-passes"):
+                yield f"{package} does not require {name}"
+            elif asked is not None and asked.specifier != SpecifierSet(admitted):
+                yield f"{package} requires {asked}, versatil_core.versions admits {admitted}"
 
 
 def disagreements_of(run: Run) -> Iterator[str]:
-    """Yield where a record is not of the versions that its name says."""
-    if run.version not in versions():
-        yield f"{run.name}.json: there is no file of pairs for {run.version}"
+    """Yield where a record is not one of the environment that its name says."""
+    if run.column not in COLUMNS or run.version not in versions() or set(FIELDS) - {*run.content}:
+        yield f"{run.name}.json is no record of an environment of the matrix: delete it"
         return
     pair = read_pair(versions()[run.version])
+    found = {name: Version(version).public for name, version in run.content["versions"].items()}
     wanted = {"torch": pair.torch, "torchao": pair.torchao}
-    for name, version in run.content["versions"].items():
-        if name in wanted and Version(version).public != wanted[name]:
-            yield f"{run.name}.json was run with {name} {version}, tools/constraints has {wanted[name]}"
-    if (
-        run.name.startswith("py")
-        and f"py{run.python.replace('.', '')}" != run.name.partition("-")[0]
-    ):
+    if run.column == "passes":
+        del wanted["torchao"]
+    for name, version in wanted.items():
+        if found.get(name) != version:
+            yield f"{run.name}.json was run with {name} {found.get(name)}, tools/constraints has {version}"
+    python = f"py{run.python.replace('.', '')}"
+    if run.name.startswith("py") and not run.name.startswith(f"{python}-"):
         yield f"{run.name}.json was run with Python {run.content['python']}"
+    if run.content["package"] != run.package:
+        yield f"{run.name}.json is of {run.content['package']}"
+    if run.content["is_emulated"] != (run.column == "arm-emulated"):
+        yield f"{run.name}.json says of itself is_emulated={run.content['is_emulated']}"
+    if not run.content["compiled_libraries"]:
+        yield f"{run.name}.json is of a run that compiled nothing"
 
 
 def exact_range(proven: Sequence[Version]) -> SpecifierSet:
@@ -182,7 +243,7 @@ def collect(folder: Path) -> None:
     """Take over the records of new runs."""
     RECORDS.mkdir(exist_ok=True)
     for path in sorted(folder.glob("*.json")):
-        shutil.copyfile(path, RECORDS / path.name)
+        write_whole(RECORDS / path.name, path.read_text(encoding="utf-8"))
         print(f"collected {path.name}")
 
 
@@ -200,7 +261,7 @@ def main() -> int:
         return 1 if found else 0
     if options.collect:
         collect(options.collect)
-    PAGE.write_text(render(read_runs()), encoding="utf-8")
+    write_whole(PAGE, render(read_runs()))
     return 0
 
 

@@ -27,6 +27,7 @@ from packaging.version import Version
 import torch_builds
 import wheels
 from torch_builds import NoRoomError
+from whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = sorted(
@@ -112,34 +113,44 @@ def prepare(cell: Cell, work: Path) -> None:
     constraints = [str(cell.constraints)]
     if cell.is_oldest:
         oldest = work / f"{cell.name}.txt"
-        oldest.write_text("\n".join([*floors(needed), ""]), encoding="utf-8")
+        write_whole(oldest, "\n".join([*floors(needed), ""]))
         constraints.append(str(oldest))
     wheels.install(wheels.build(work / "wheelhouse"), needed, constraints)
+
+
+def record_of(cell: Cell, work: Path) -> Path:
+    """Return where the record of a run is written."""
+    return work / "results" / f"{cell.name}.json"
 
 
 def run_tests(cell: Cell, work: Path, arguments: Sequence[str]) -> int:
     """Run pytest and return its exit code."""
     # Most of the time is compiling, one file after the other.
-    everything = ["-n", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
-    everything.append(f"packages/{cell.package}/tests")
+    parallel = ["-n", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
+    chosen = [f"packages/{cell.package}/tests", *(arguments or parallel)]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "tools"),
-        "VERSATIL_RUN_RECORD": str(work / "results" / f"{cell.name}.json"),
+        "VERSATIL_RUN_RECORD": str(record_of(cell, work)),
         "VERSATIL_RUN_PACKAGE": cell.package,
     }
-    command = [sys.executable, "-m", "pytest", "-p", "run_record", *(arguments or everything)]
+    command = [sys.executable, "-m", "pytest", "-p", "run_record", *chosen]
     return subprocess.run(command, check=False, env=environment, cwd=ROOT).returncode
 
 
 def main() -> int:
     """Parse the command line and do what it says; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cell", type=Cell.parse, metavar="NAME")
+    parser.add_argument("name", help="of the environment")
     parser.add_argument("--work", type=Path, required=True, help="for builds, wheels and results")
     # argparse would keep a "--" that nothing follows.
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:end])
-    cell, work = options.cell, options.work.resolve()
+    try:
+        cell, work = Cell.parse(options.name), options.work.resolve()
+    except ValueError as error:
+        parser.error(str(error))
+    # What an earlier run showed is no result of this one.
+    record_of(cell, work).unlink(missing_ok=True)
     try:
         prepare(cell, work)
     except NoRoomError as error:

@@ -13,7 +13,6 @@ import datetime as dt
 import json
 import os
 import platform
-import tempfile
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +20,11 @@ from typing import Any
 
 import pytest
 
+from wheels import source_digest
+from whole_files import write_whole
+
+# Options of pytest that leave tests out.
+NARROWING = ("keyword", "markexpr", "lf", "deselect", "ignore", "ignore_glob")
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 DISTRIBUTIONS = ("torch", "torchao", "versatil-passes", "versatil-core", "versatil-x86", "versatil-arm")  # fmt: skip
 
@@ -48,25 +52,28 @@ def pytest_terminal_summary(
     path = Path(os.environ["VERSATIL_RUN_RECORD"])
     # Not the exit code of a moment ago: other plugins, too, may have failed the run since.
     is_passed = all(session.exitstatus == 0 for session in sessions)
-    write(path, record(counts, skip_reasons(stats.get("skipped", [])), is_passed=is_passed))
+    content = record(counts, skip_reasons(stats.get("skipped", [])), is_passed=is_passed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(content, indent=2) + "\n")
     terminalreporter.write_line(f"run_record: {path.name}")
 
 
 def is_recorded(config: pytest.Config) -> bool:
     """Whether this is the process that reports, on a run of all tests of a package."""
     is_worker = hasattr(config, "workerinput")
-    narrowed = (
-        config.option.keyword or config.option.markexpr or getattr(config.option, "lf", False)
-    )
+    narrowed = any(getattr(config.option, option, None) for option in NARROWING)
     is_one_folder = len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_dir()
     wanted = "VERSATIL_RUN_RECORD" in os.environ and not config.option.collectonly
     return wanted and is_one_folder and not is_worker and not narrowed
 
 
 def compiled_count() -> int:
-    """Return how many libraries Inductor has compiled in this run: its cache is the run's own."""
+    """Return how many libraries Inductor has compiled in this run: its cache is the run's own.
+
+    They end in ``.main.so``; those without ``main`` are its trials of what the processor can do.
+    """
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return sum(1 for _ in Path(cache).rglob("*.so")) if cache else 0
+    return sum(1 for _ in Path(cache).rglob("*.main.so")) if cache else 0
 
 
 def record(counts: dict[str, int], skipped: dict[str, int], *, is_passed: bool) -> dict[str, Any]:
@@ -82,6 +89,7 @@ def record(counts: dict[str, int], skipped: dict[str, int], *, is_passed: bool) 
         "machine": platform.machine(),
         "cpu": cpu_name(),
         "is_emulated": "QEMU_LD_PREFIX" in os.environ,
+        "sources": source_digest(),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }
 
@@ -109,12 +117,3 @@ def cpu_name() -> str:
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-    Path(file.name).replace(path)

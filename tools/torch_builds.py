@@ -12,6 +12,7 @@ Usage::
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from packaging.requirements import Requirement
 # Fetched and unpacked side by side, and half as much again for what else a run writes.
 CUDA_BUILD_GB = 15
 CPU_BUILD_GB = 3
+UNFINISHED = "unfinished-"
 # In each environment that uses a build.
 LINK = "torch_build.pth"
 
@@ -78,17 +80,24 @@ def provide(folder: Path, constraints: Path) -> Path:
         NoRoomError: The disk is too full for it, even without the other builds.
     """
     build = folder / f"{sys.implementation.cache_tag}-torch-{read_pair(constraints).torch}"
-    if build.is_dir():
-        return build
     folder.mkdir(parents=True, exist_ok=True)
-    make_room(folder, CPU_BUILD_GB if has_local_cpu_build(constraints) else CUDA_BUILD_GB)
+    with (folder / "lock").open("w", encoding="utf-8") as lock:
+        # One at a time: another environment may be installing this one right now.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not build.is_dir():
+            make_room(folder, CPU_BUILD_GB if has_local_cpu_build(constraints) else CUDA_BUILD_GB)
+            install(constraints, build)
+    return build
+
+
+def install(constraints: Path, build: Path) -> None:
+    """Install a torch and all that it needs into a folder of its own."""
     print(f"{build.name}: installing it for all environments that test with it", file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+    with tempfile.TemporaryDirectory(dir=build.parent, prefix=UNFINISHED) as unfinished:
         target = Path(unfinished) / "build"
         # Not into pip's cache: 3 GB of each version, for nothing.
         pip("install", "--no-cache-dir", "--target", target, "-c", constraints, "torch")
         target.rename(build)
-    return build
 
 
 def has_local_cpu_build(constraints: Path) -> bool:
@@ -111,8 +120,9 @@ def make_room(folder: Path, wanted_gb: float) -> None:
         remove_builds(folder)
     if free_gb(folder) < wanted_gb:
         raise NoRoomError(
-            f"{free_gb(folder):.1f} GB are free in {folder}, and this build of torch is given "
-            f"room only where there are {wanted_gb} GB. Free some"
+            f"{free_gb(folder):.1f} GB are free in {folder}, and this build of torch is installed "
+            f"only where {wanted_gb} GB are. Free some, or let PIP_FIND_LINKS lead to a CPU build, "
+            f"which takes {CPU_BUILD_GB} GB"
         )
 
 
@@ -122,9 +132,9 @@ def free_gb(folder: Path) -> float:
 
 
 def remove_builds(folder: Path) -> None:
-    """Delete all builds; what pip left of one that was interrupted, too."""
-    for build in [*folder.glob("*-torch-*"), *folder.glob("tmp*")]:
-        shutil.rmtree(build)
+    """Delete all builds; what is left of one that was interrupted, too."""
+    for build in [*folder.glob("*-torch-*/torch"), *folder.glob(f"{UNFINISHED}*/")]:
+        shutil.rmtree(build.parent if build.name == "torch" else build)
 
 
 def link(build: Path) -> None:

@@ -1,10 +1,14 @@
 """Untested versions of torch and torchao are refused, unless the user insists."""
 
+from collections.abc import Callable
 from importlib.metadata import requires
+from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
+import versatil_core as core
 from versatil_core import UnsupportedVersionError, versions
 
 
@@ -74,3 +78,34 @@ def test_the_package_asks_for_the_same_ranges() -> None:
 
     for distribution, supported in versions.SUPPORTED_VERSIONS.items():
         assert asked[distribution] == Requirement(f"x{supported}").specifier
+
+
+USES: dict[str, Callable[[torch.fx.GraphModule, Any], object]] = {
+    "export": lambda module, _: core.export(module, torch.ones(1, 2)),
+    "prepare": core.prepare,
+    "calibrate": lambda module, _: core.calibrate(module, [torch.ones(1, 2)], torch.ones(1, 2)),
+    "convert": lambda module, _: core.convert(module),
+    "quantize": lambda module, backend: core.quantize(module, torch.ones(1, 2), backend),
+    "audit": core.audit,
+    "lower": core.lower,
+    "compile": core.compile,
+    "environment_context": lambda _, backend: backend.environment_context().__enter__(),
+    "activate_environment": lambda _, backend: backend.activate_environment(),
+    "save": lambda module, _: core.save(module, "never.pt2"),
+    "load": lambda _, __: core.load("never.pt2"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_first_use_is_refused_whatever_it_is(
+    monkeypatch: pytest.MonkeyPatch, linear_backend: Callable[..., Any], use: str
+) -> None:
+    module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
+    installed = {"torch": "2.13.0", "torchao": "0.17.0"}
+    monkeypatch.setattr(versions, "installed_version", installed.__getitem__)
+    versions._check_installed.cache_clear()
+    try:
+        with pytest.raises(UnsupportedVersionError, match=r"torchao 0\.17\.0 is installed"):
+            USES[use](module, linear_backend())
+    finally:
+        versions._check_installed.cache_clear()

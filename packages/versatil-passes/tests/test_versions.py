@@ -30,3 +30,13 @@ def test_versions_outside_the_range(monkeypatch: pytest.MonkeyPatch, version: st
 
 def test_the_error_is_an_import_error() -> None:
     assert issubclass(versatil_passes.UnsupportedVersionError, ImportError)
+
+
+def test_passes_of_ones_own_are_not_installed_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.16.0")
+
+    with (
+        pytest.raises(UnsupportedVersionError, match=r"torch 2\.16\.0"),
+        versatil_passes.pre_grad_passes(lambda _: None),
+    ):
+        pass

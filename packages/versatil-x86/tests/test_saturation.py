@@ -170,7 +170,9 @@ def of_torchao(model: nn.Module, x: Tensor, **options: Any) -> GraphModule:
     quantizer = torchao.X86InductorQuantizer()
     quantizer.set_global(torchao.get_default_x86_inductor_quantization_config(**options))
     with torch.no_grad():
-        prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+        # Strict: after the other kind of export, torchao 0.15 annotates nothing.
+        exported = torch.export.export(model, (x,), strict=True)
+        prepared = prepare_pt2e(exported.module(), quantizer)
         prepared(x)
         reference: GraphModule = convert_pt2e(prepared)
     return reference

@@ -11,6 +11,7 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.lower import lowered_copy
 from versatil_core.reference_info import find_reference_info
 from versatil_core.saturation import saturation_advice
+from versatil_core.versions import check_versions
 from versatil_passes import DeclinedOp, LoweredOp, LoweringRules
 
 
@@ -132,7 +133,9 @@ def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
 
     Raises:
         LoweringError: ``reference`` is no graph module, or is lowered already.
+        UnsupportedVersionError: torch and torchao are not a pair that is tested.
     """
+    check_versions()
     rules = backend.lowering_rules
     _, record = lowered_copy(reference, rules)
     order = {node.name: position for position, node in enumerate(reference.graph.nodes)}

@@ -12,6 +12,7 @@ from versatil_core.errors import CalibrationError
 from versatil_core.export import ModelInputs, input_specs, model_inputs
 from versatil_core.input_check import input_faults
 from versatil_core.reference_info import InputSpec
+from versatil_core.versions import check_versions
 
 
 def calibrate(
@@ -37,7 +38,9 @@ def calibrate(
     Raises:
         CalibrationError: There is no batch, or one does not fit the exported model or has NaN
             or infinity in it; says which and what to do.
+        UnsupportedVersionError: torch and torchao are not a pair that is tested.
     """
+    check_versions()
     example = model_inputs(example_inputs)
     specs = input_specs(prepared)
     run = _runner(prepared, observe_layers=observe_layers)

@@ -127,6 +127,7 @@ def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the bu
 
 def inductor_values(backend: BasePT2EBackend) -> dict[str, Any]:
     """What to set in Inductor's config for ``backend``: its pinned settings, and its passes behind the user's own."""
+    check_versions()
     lowering = Int8Lowering(backend.lowering_rules)
     passes = (QuantLiftUp(), lowering, SaturationCheck(lowering), DecomposeQuantization())
     return {**backend.inductor_settings.config_values(), **pass_slots(*passes)}

@@ -11,6 +11,7 @@ import torch
 from versatil_core import _torch_compat
 from versatil_core.errors import ExportError, UnsupportedDeviceError
 from versatil_core.reference_info import DynamicSize, InputSpec
+from versatil_core.versions import check_versions
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,14 @@ def export(
     Raises:
         UnsupportedDeviceError: A parameter, buffer or input is on another device.
         ExportError: torch cannot capture the model; carries torch's reason.
+        UnsupportedVersionError: torch and torchao are not a pair that is tested.
 
     Example:
         >>> exported = export(torch.nn.Linear(4, 2), torch.randn(3, 4))
         >>> exported(torch.randn(3, 4)).shape
         torch.Size([3, 2])
     """
+    check_versions()
     inputs = model_inputs(example_inputs)
     check_devices(model, inputs, supported_device_types)
     inputs = _widened(model, inputs, dynamic_shapes)

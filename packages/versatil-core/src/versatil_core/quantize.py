@@ -125,7 +125,9 @@ def prepare(exported: GraphModule, backend_or_targets: Targets) -> GraphModule:
 
     Raises:
         NothingQuantizedError: A target holds no operator that its backend quantizes.
+        UnsupportedVersionError: torch and torchao are not a pair that is tested.
     """
+    check_versions()
     return _prepare_in_place(own_copy(exported), as_targets(backend_or_targets))
 
 
@@ -138,7 +140,11 @@ def convert(prepared: GraphModule) -> GraphModule:
     Returns:
         The reference. Its weights are int8 constants, and float weights that nothing reads any
         more are gone.
+
+    Raises:
+        UnsupportedVersionError: torch and torchao are not a pair that is tested.
     """
+    check_versions()
     return _convert_in_place(own_copy(prepared))
 
 

@@ -55,9 +55,10 @@ def check_versions() -> None:
 @cache
 def _check_installed() -> None:
     check_torch()
-    torchao = installed_version("torchao")
-    check_version("torchao", torchao, SUPPORTED_VERSIONS["torchao"])
-    check_pair(installed_version("torch"), torchao)
+    installed = {name: installed_version(name) for name in SUPPORTED_VERSIONS}
+    for name, supported in SUPPORTED_VERSIONS.items():
+        check_version(name, installed[name], supported)
+    check_pair(**installed)
 
 
 def installed_version(distribution: str) -> str:

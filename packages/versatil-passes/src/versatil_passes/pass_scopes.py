@@ -6,6 +6,7 @@ from typing import Any
 
 from versatil_passes._torch_compat import pass_slot_value, patch_inductor_config
 from versatil_passes.pass_chain import GraphPass, PassChain, chain_pass
+from versatil_passes.versions import check_torch
 
 
 @contextlib.contextmanager
@@ -41,7 +42,11 @@ def pass_slots(*passes: GraphPass) -> dict[str, Any]:
 
     Returns:
         Names of config values, and the chains to put there.
+
+    Raises:
+        UnsupportedVersionError: This torch is not one that is tested.
     """
+    check_torch()
     import torch._inductor.config as config  # not at import time: it reads the environment when first imported
 
     first_halves = PassChain(*passes).passes

@@ -15,7 +15,7 @@ ALLOW_UNTESTED_VERSIONS = "VERSATIL_ALLOW_UNTESTED_VERSIONS"
 def check_torch() -> None:
     """Check that this torch is one we have tested.
 
-    The passes do so when they are made, so that importing stays free of checks.
+    ``Int8Lowering`` and ``pass_slots`` do so when they are called, so that importing stays free of checks.
 
     Raises:
         UnsupportedVersionError: It is not, and the variable ``VERSATIL_ALLOW_UNTESTED_VERSIONS`` is not ``1``.
