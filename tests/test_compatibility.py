@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 
 import compatibility
 from compatibility import Run, disagreements, read_runs, render
+from matrix_cell import NAMES
+from torch_builds import read_pair
 from versatil_core import versions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +42,7 @@ def run(name: str, **changes: Any) -> Run:
 
 def proof(python: str = "3.11.7") -> list[Run]:
     """A run that passed for each promise, all with one Python."""
-    pairs = {end: compatibility.read_pair(path) for end, path in compatibility.versions().items()}
+    pairs = {end: read_pair(path) for end, path in compatibility.versions().items()}
     front = f"py{python.replace('.', '')[:3]}"
     return [
         run(
@@ -88,7 +90,7 @@ def test_each_python_takes_a_run_that_passed() -> None:
 
 
 def test_the_pythons_are_those_of_the_packages() -> None:
-    for package in compatibility.NAMES:
+    for package in NAMES:
         text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
         named = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
         assert tuple(named) == compatibility.PYTHONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -68,7 +69,8 @@ def test_for_another_machine_only_the_kernels_are_skipped(tmp_path: Path, builde
         package, install(package, builder), "-k", "exact or int8 or rules_are or compil"
     )
 
-    kernel_tests = 2 * 4 + 3 * 2  # judge: options x models; compilation: tests x options
+    # judge: options x models; compilation: tests x options; torch.compile
+    kernel_tests = 2 * 4 + 3 * 2 + 1
     assert found == {"tests": kernel_tests + 3, "failures": 0, "errors": 0, "skipped": kernel_tests}
 
 
@@ -78,7 +80,7 @@ def test_it_is_complete(tmp_path: Path) -> None:
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     files = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file()}
-    modules = ("__about__", "__init__", "backend", "quantizer", "rules", "settings")
+    modules = ("__about__", "__init__", "backend", "dynamo", "quantizer", "rules", "settings")
     assert files == {
         *(".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"),
         *("tests/test_backend.py", "tests/test_conformance.py", "src/acme_riscv/py.typed"),
@@ -88,7 +90,8 @@ def test_it_is_complete(tmp_path: Path) -> None:
         *project["dependencies"]
     }
     assert project["entry-points"] == {
-        "versatil.backends": {"acme_riscv": "acme_riscv:AcmeRiscvBackend"}
+        "versatil.backends": {"acme_riscv": "acme_riscv:AcmeRiscvBackend"},
+        "torch_dynamo_backends": {"acme_riscv": "acme_riscv.dynamo:acme_riscv"},
     }
     rules = (package / "src/acme_riscv/rules.py").read_text(encoding="utf-8")
     assert 'MACHINE_TYPES = ("riscv64", "riscv32")' in rules
@@ -134,6 +137,8 @@ def test_mypy_finds_nothing(tmp_path: Path) -> None:
         (["versatil"], "taken by another package"),
         (["versatil-x86"], "taken by another package"),
         (["torch"], "taken by another package"),
+        (["torchao"], "taken by another package"),
+        (["numpy"], "taken by another package"),
         (["json"], "taken by another package"),
         (["x86-inductor"], "a backend named 'x86_inductor' exists"),
         (["acme", "--machine", "RISC-V"], "'RISC-V' is no machine"),
@@ -158,6 +163,41 @@ def test_refused_before_anything_is_written(
     assert error.value.code == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
+
+
+def test_a_plain_python_refuses_the_same(tmp_path: Path) -> None:
+    """The names that are taken don't depend on what is installed where the script runs."""
+    script = [sys.executable, "-I", "-S", new_backend.__file__]
+
+    found = {
+        name: subprocess.run(
+            [*script, name, "--into", tmp_path], capture_output=True, check=False
+        ).returncode
+        for name in ("torch", "torchao", "release", "wheels")
+    }
+
+    assert found == {"torch": 2, "torchao": 2, "release": 0, "wheels": 0}
+    assert {path.name for path in tmp_path.iterdir()} == {"release", "wheels"}
+
+
+def test_its_hint_installs_the_siblings_from_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my packages"
+    folder.mkdir()
+    package = create(folder)
+
+    first, second, third = (
+        shlex.split(line) for line in capsys.readouterr().err.splitlines() if line.startswith(" ")
+    )
+    assert first[:3] == ["pip", "install", "-c"]
+    assert Path(first[3]).is_file()
+    assert [
+        tomllib.loads((Path(path) / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+        for path in first[4:]
+    ] == ["versatil-passes", "versatil-core"]
+    assert second == ["pip", "install", "--editable", f"{package}[test]"]
+    assert third == ["pytest", str(package)]
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,19 +12,26 @@ import argparse
 import keyword
 import platform
 import re
+import shlex
 import string
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from importlib import metadata, util
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = Path(__file__).resolve().parent / "backend_template"
 SUFFIX = ".in"
-# Taken, whether installed here or not; "versatil" belongs to somebody else.
-TAKEN_NAMES = {"versatil", *(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))}
+CONSTRAINTS = ROOT / "tools" / "constraints" / "torch-2.13.txt"
+# Taken, whatever is installed here: what a backend imports, and is installed with.
+# "versatil" belongs to somebody else.
+TAKEN_NAMES = {
+    *(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")),
+    *("versatil", "torch", "torchao", "numpy", "packaging", "psutil", "rich", "typer"),
+    *("hatchling", "pip", "pytest", "setuptools"),
+    *sys.stdlib_module_names,
+}
 TAKEN_BACKENDS = {"x86_inductor", "arm_inductor"}
 
 
@@ -40,10 +47,9 @@ def problems(name: str, machines: list[str], target: Path) -> Iterator[str]:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or keyword.iskeyword(name):
         yield f"{name!r} is no name: use lower-case words with hyphens, such as acme-riscv"
         return
-    if name in TAKEN_NAMES or util.find_spec(import_name) is not None:
+    if TAKEN_NAMES & {name, import_name}:
         yield f"the name {name!r} is taken by another package: choose one of your own"
-    backends = {entry.name for entry in metadata.entry_points(group="versatil.backends")}
-    if import_name in TAKEN_BACKENDS | backends:
+    if import_name in TAKEN_BACKENDS:
         yield f"a backend named {import_name!r} exists: choose another name"
     for machine in machines:
         if not re.fullmatch(r"[a-z0-9_]+", machine):
@@ -90,6 +96,17 @@ def write_package(target: Path, values: dict[str, str]) -> None:
         folder.rename(target)
 
 
+def next_steps(package: Path) -> str:
+    """Return the commands that install and test the new package, from any folder."""
+    siblings = [ROOT / "packages" / name for name in ("versatil-passes", "versatil-core")]
+    commands: list[list[str | Path]] = [
+        ["pip", "install", "-c", CONSTRAINTS, *siblings],
+        ["pip", "install", "--editable", f"{package}[test]"],
+        ["pytest", package],
+    ]
+    return "\n".join(f"    {shlex.join(map(str, command))}" for command in commands)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and do what it says."""
     summary = (__doc__ or "").splitlines()[0]
@@ -107,7 +124,8 @@ def main(arguments: list[str] | None = None) -> None:
     for problem in problems(options.name, machines, target):
         parser.error(problem)  # ends the program: nothing is written
     write_package(target, values_for(options.name, machines))
-    print(f"{target}\nNext: cd there, pip install --editable '.[test]', pytest", file=sys.stderr)
+    print(target, file=sys.stderr)
+    print(f"Next, in an environment of its own:\n{next_steps(target)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

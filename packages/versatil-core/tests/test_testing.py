@@ -22,6 +22,8 @@ from versatil_core.conformance_layers import LayerConformance
 from versatil_core.conformance_models import CASES
 from versatil_core.conformance_process import put_back_afterwards
 from versatil_core.testing import KernelConformance, assert_exact, assert_int8
+from versatil_passes import LoweringRules
+from versatil_passes.int8_ops import is_int8_op
 
 pytest_plugins = ["pytester"]
 
@@ -47,7 +49,7 @@ BROKEN = {
         "NoReasonBackend": ([REASON], "VERSATIL_TOY = 'on' is 'needed'"),
         "UpperCaseBackend": ([RULES], "'AMD64' can never match"),
         "NoMachineBackend": ([RULES], "no machine type"),
-        "NoOpBackend": ([RULES], "admit no operator"),
+        "NoOpBackend": ([RULES], "admit no operator: every layer"),
         "FickleBackend": ([RULES], "differ from one reading"),
     },
     EnvironmentConformance: {
@@ -140,6 +142,14 @@ def test_a_broken_promise_fails_its_test(
     assert re.search(message, found[wanted[0]]), found
 
 
+def test_an_operator_that_only_static_models_reach(toys: Any) -> None:
+    rules = LoweringRules(("x86_64",), ops=frozenset({"linear"}), dynamic_ops=frozenset())
+    backend = type("Toy", (toys.ToyBackend,), {"lowering_rules": rules})
+
+    with pytest.raises(AssertionError, match="admit no operator with a measured scale: every"):
+        suite_for(ContractConformance, backend).test_rules_are_usable({"is_dynamic": True})
+
+
 def test_every_promise_is_broken_once() -> None:
     """By a toy above, or in a test below."""
     tests = {name for base in BROKEN for name in dir(base) if name.startswith("test_")}
@@ -215,7 +225,7 @@ class Welcoming(Fake):
 @pytest.mark.parametrize(
     ("model", "test", "message"),
     [
-        (Fake, "test_compiled_is_int8", "2 layers are int8, but the compiled code calls no int8"),
+        (Fake, "test_compiled_is_int8", "2 layers are int8, but the compiled code calls 0 int8"),
         (Shifted, "test_compiled_gives_what_lowered_gives", "dB from the lowered one for a batch"),
         (Leaving, "test_compiling_changes_nothing", "changes torch._inductor.config.freezing"),
         (Welcoming, "test_compiling_changes_nothing", "accepts an input of the wrong shape"),
@@ -229,6 +239,22 @@ def test_a_compilation_that_is_noticed(
 
     with pytest.raises(AssertionError, match=message):
         getattr(suite, test)({})
+
+
+def test_one_layer_without_its_kernel_is_noticed(
+    toys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last layer of two, which has 4 outputs, keeps the neutral operator."""
+    suite = suite_for(KernelConformance, type("Toy", (toys.ToyBackend,), {}))
+    suite.test_compiled_is_int8({})
+    monkeypatch.setattr(
+        "versatil_passes.onednn_kernels.is_int8_op",
+        lambda node: is_int8_op(node) and node.meta["val"].shape[-1] != 4,
+    )
+    suite = suite_for(KernelConformance, type("Toy", (toys.ToyBackend,), {}))
+
+    with pytest.raises(AssertionError, match="2 layers are int8, but the compiled code calls 1 "):
+        suite.test_compiled_is_int8({})
 
 
 def lowered_wrongly(reference: Any, backend: Any) -> Any:
@@ -288,6 +314,25 @@ def test_a_backend_that_keeps_every_promise_passes(pytester: pytest.Pytester) ->
     result.assert_outcomes(passed=31, skipped=1)
     result.stdout.fnmatch_lines(["*ToyBackend has no option is_qat"])
     assert "test_every_op_is_exact[is_dynamic=True-any batch]" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("backend_class = ToyBackend", "TestConformance.backend_class is None: set it to the"),
+        ('option_sets = ({"is_dynamic": True},)', "TestConformance.option_sets is (): name one"),
+    ],
+)
+def test_pytest_says_which_attribute_to_set(
+    line: str, message: str, pytester: pytest.Pytester
+) -> None:
+    without = "option_sets = ()" if "option" in line else ""
+    pytester.makepyfile(test_conformance=SUITE.replace(line, without))
+
+    result = pytester.runpytest_inprocess("-W", "ignore")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*AssertionError: {message}*"])
 
 
 def test_pytest_shows_why_kernels_are_skipped(

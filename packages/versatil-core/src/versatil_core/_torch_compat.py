@@ -107,6 +107,12 @@ def set_inductor_config(values: Mapping[str, Any]) -> None:
         setattr(owner, last, value)
 
 
+def inductor_config() -> dict[str, Any]:
+    """Return a copy of ``torch._inductor.config``."""
+    config = importlib.import_module("torch._inductor.config")
+    return dict(config.get_config_copy())
+
+
 @contextmanager
 def keep_pre_grad_pass() -> Iterator[None]:
     """Put ``torch._inductor.config.pre_grad_custom_pass`` back at the end of the block."""
@@ -191,6 +197,12 @@ def run_and_get_code(function: Callable[[], Any]) -> tuple[Any, list[str]]:
 
     result, codes = run(function)
     return result, codes
+
+
+def load_inductor_patterns() -> None:
+    """Import the modules of Inductor that register patterns when they are first imported."""
+    for name in ("joint_graph", "post_grad", "pre_grad", "freezing_patterns"):
+        importlib.import_module(f"torch._inductor.fx_passes.{name}")
 
 
 def pattern_count() -> int:

@@ -29,6 +29,7 @@ class ConformanceCase:
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Let pytest run a test once for each option set and each model."""
+        self._check_attributes()
         if "options" in metafunc.fixturenames:
             ids = [option_text(options) for options in self.option_sets]
             metafunc.parametrize("options", self.option_sets, ids=ids)
@@ -38,6 +39,18 @@ class ConformanceCase:
     def make_backend(self, options: Options | None = None) -> BasePT2EBackend:
         """Return a backend with these options, or with those of the first option set."""
         return self.backend_class(**(self.option_sets[0] if options is None else options))
+
+    def _check_attributes(self) -> None:
+        """Say what to set; without an option set, pytest would only skip."""
+        backend_class, name = getattr(self, "backend_class", None), type(self).__name__
+        assert isinstance(backend_class, type), (
+            f"{name}.backend_class is {backend_class!r}: set it to the class that your package "
+            f"registers"
+        )
+        assert self.option_sets, (
+            f"{name}.option_sets is {self.option_sets!r}: name one set of options at least; "
+            f"({{}},) is the defaults alone"
+        )
 
     def skip_without_kernels(self) -> None:
         """Skip a test on a machine that lacks the kernels, or fail it if it must run."""

@@ -4,12 +4,12 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from versatil_core._torch_compat import inductor_config
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.conformance_case import ConformanceCase
 from versatil_core.conformance_process import (
     ask,
     changed,
-    inductor_config,
     process_state,
     put_back_afterwards,
 )

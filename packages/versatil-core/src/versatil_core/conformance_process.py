@@ -16,7 +16,12 @@ from unittest import mock
 
 import torch
 
-from versatil_core._torch_compat import pattern_count, set_inductor_config
+from versatil_core._torch_compat import (
+    inductor_config,
+    load_inductor_patterns,
+    pattern_count,
+    set_inductor_config,
+)
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.discovery import installed_backends
 
@@ -44,12 +49,6 @@ def process_state(*, with_patterns: bool = True) -> State:
         "torch's random state": torch.get_rng_state().tolist(),
     }
     return state | {"Inductor's patterns": pattern_count()} if with_patterns else state
-
-
-def inductor_config() -> State:
-    """Return a copy of ``torch._inductor.config``."""
-    config = importlib.import_module("torch._inductor.config")
-    return dict(config.get_config_copy())
 
 
 def changed(before: State, after: State) -> list[str]:
@@ -94,9 +93,7 @@ def ask(question: str, backend: BasePT2EBackend) -> Any:
 
 def what_importing_changes(module: str, name: str, options: State) -> dict[str, list[str]]:
     """Import a backend, use it as far as nothing compiles, and say what is not as before."""
-    # torch registers patterns when these are first imported; that is its own affair.
-    for own in ("joint_graph", "post_grad", "pre_grad", "freezing_patterns"):
-        importlib.import_module(f"torch._inductor.fx_passes.{own}")
+    load_inductor_patterns()  # whatever that registers is torch's own affair
     before = process_state()
     backend = getattr(importlib.import_module(module), name)(**options)
     _ = backend.lowering_rules, backend.inductor_settings

@@ -60,7 +60,7 @@ class LoweringRules:
     kernel_class: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse names that no lowering knows, so that a typing error does not switch a fusion off in silence."""
+        """Refuse names that no lowering knows, so that a typing error does not switch a fusion off silently."""
         ops = self.ops | self.dynamic_ops | self.post_ops.keys() | self.residual_post_ops.keys()
         post_ops = frozenset().union(*self.post_ops.values())
         residual_post_ops = frozenset().union(*self.residual_post_ops.values())
