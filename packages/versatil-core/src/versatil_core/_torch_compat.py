@@ -19,6 +19,11 @@ def flatten_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return list(leaves)
 
 
+def tree_leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a nested result, in order."""
+    return list(pytree.tree_leaves(tree))
+
+
 def unflatten_like(
     leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.utils._pytree import tree_leaves
 
-from versatil_core._torch_compat import copy_graph_module
+from versatil_core._torch_compat import copy_graph_module, tree_leaves
 from versatil_core.compile import CompiledModel, compile  # noqa: A004 -- the verb
 from versatil_core.errors import LoweringError
 from versatil_core.exactness_report import ExactnessReport, OpExactness

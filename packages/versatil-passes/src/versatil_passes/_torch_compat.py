@@ -74,6 +74,13 @@ def call_pass(graph_pass: Callable[..., Any], graph: Graph) -> Any:
     )
 
 
+def inductor_value(name: str) -> Any:
+    """The present value of ``torch._inductor.config``, which reads the environment when it is first imported."""
+    import torch._inductor.config as config
+
+    return getattr(config, name)
+
+
 @contextlib.contextmanager
 def patch_inductor_config(values: Mapping[str, Any]) -> Iterator[None]:
     """Set Inductor config values for the duration of a ``with`` block, and put back what was there.

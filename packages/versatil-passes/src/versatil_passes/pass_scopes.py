@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from versatil_passes._torch_compat import pass_slot_value, patch_inductor_config
+from versatil_passes._torch_compat import inductor_value, pass_slot_value, patch_inductor_config
 from versatil_passes.pass_chain import GraphPass, PassChain, chain_pass
 from versatil_passes.versions import check_torch
 
@@ -47,8 +47,6 @@ def pass_slots(*passes: GraphPass) -> dict[str, Any]:
         UnsupportedVersionError: This torch is not one that is tested.
     """
     check_torch()
-    import torch._inductor.config as config  # not at import time: it reads the environment when first imported
-
     first_halves = PassChain(*passes).passes
     second_halves = [
         graph_pass.post_grad_pass
@@ -60,7 +58,7 @@ def pass_slots(*passes: GraphPass) -> dict[str, Any]:
         "post_grad_custom_post_pass": tuple(second_halves),
     }
     return {
-        slot: pass_slot_value(chain_pass(getattr(config, slot), PassChain(*added)))
+        slot: pass_slot_value(chain_pass(inductor_value(slot), PassChain(*added)))
         for slot, added in wanted.items()
         if added
     }
