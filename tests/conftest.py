@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 # The tools are scripts, no package; some of them are tested function by function.
-sys.path.append(str(ROOT / "tools"))
+sys.path += [str(ROOT / "tools"), str(ROOT / "tests")]
 
 
 @pytest.fixture
@@ -93,3 +94,31 @@ def namesake_wheel(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         path for path in build_package(source, source / "dist", builder) if path.suffix == ".whl"
     ]
     return wheel
+
+
+@pytest.fixture(scope="session")
+def released_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of this repository as it is after a release of every package."""
+    from release_clone import copy_as_released
+
+    home = tmp_path_factory.mktemp("released") / "home"
+    copy_as_released(home)
+    return home
+
+
+@pytest.fixture
+def home(released_home: Path, tmp_path: Path) -> Path:
+    """Return a clone of that copy to release from; its tools release it, not this one."""
+    shutil.copytree(released_home, tmp_path / "home", symlinks=True)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def index(built: Path, namesake_wheel: Path, tmp_path: Path) -> Path:
+    """Return a folder of published wheels, without versatil-arm, with the namesake."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in ["passes", "core", "x86"]:
+        shutil.copy(next(built.glob(f"versatil_{name}-*.whl")), folder)
+    shutil.copy(namesake_wheel, folder)
+    return folder

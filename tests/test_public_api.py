@@ -5,8 +5,10 @@ Two states of such a file tell what the newer one breaks; a release reads that.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from public_api import incompatible_changes
+import new_backend
+from public_api import PUBLIC_BELOW, incompatible_changes, parameters, public_values
+from release_state import OURS
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
+PACKAGES = sorted(OURS)
 TOOL = ROOT / "tools" / "public_api.py"
 
 
@@ -35,16 +37,50 @@ def test_public_api_is_as_written_down(package: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "module", ["versatil_passes", "versatil_core", "versatil_x86", "versatil_arm"]
-)
-def test_public_names_exist_and_are_documented(module: str) -> None:
-    package = importlib.import_module(module)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_exist_and_are_documented(package: str) -> None:
+    module = importlib.import_module(package.replace("-", "_"))
 
-    assert sorted(package.__all__) == sorted(set(package.__all__))
-    for name in package.__all__:
-        value = getattr(package, name)
+    assert sorted(module.__all__) == sorted(set(module.__all__))
+    for name, value in public_values(module.__name__, PUBLIC_BELOW.get(package, ())).items():
         assert name == "__version__" or value.__doc__, f"{name} has no docstring"
+
+
+def listed(package: str) -> set[str]:
+    """Return the names in a package's description."""
+    return set(re.findall(r"^(?:class )?(\w[\w.]*)", manifest(package), re.MULTILINE))
+
+
+def test_names_below_the_top_are_described() -> None:
+    testing = importlib.import_module("versatil_core.testing")
+
+    assert {f"testing.{name}" for name in testing.__all__} <= listed("versatil-core")
+    assert "    testing.BackendConformance.make_backend(self, options=None)\n" in manifest(
+        "versatil-core"
+    )
+    assert ".test_" not in manifest("versatil-core"), "a test is run, not called"
+
+
+def test_a_new_backend_imports_public_names_only(tmp_path: Path) -> None:
+    new_backend.main(["acme-riscv", "--machine", "riscv64", "--into", str(tmp_path)])
+    imported = set()
+    for file in tmp_path.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.Import) and node.names[0].name.startswith("versatil"))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("versatil_"):
+                module, _, below = (node.module or "").partition(".")
+                prefix = f"{below}." if below else ""
+                imported |= {(module.replace("_", "-"), prefix + it.name) for it in node.names}
+
+    assert ("versatil-core", "testing.BackendConformance") in imported
+    assert [name for package, name in sorted(imported) if name not in listed(package)] == []
+
+
+def test_a_function_as_default_is_shown_without_its_address() -> None:
+    def f(key: object = lambda _: True, *, other: object = len) -> None: ...
+
+    assert parameters(f) == "(key=<function>, *, other=<built-in function len>)"
+    assert incompatible_changes(f"f{parameters(f)}", "f(key=1, *, other=2)") == []
 
 
 def manifest(package: str) -> str:

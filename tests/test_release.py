@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,98 +12,10 @@ import pytest
 from packaging.version import Version
 
 import release as tool
+from release_clone import add_fragment, after, commit, empty_changelog, release, snapshot
 from release_plan import Release
-from release_state import MARKER, about_file, about_version, changelog_versions, git
+from release_state import about_file, about_version, changelog_versions, declared_siblings, git
 from wheels import build_package
-
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
-
-
-@pytest.fixture(scope="session")
-def released_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of this repository as it is after a release of every package."""
-    home = tmp_path_factory.mktemp("released") / "home"
-    for name in git(ROOT, "ls-files", "-z", "-c", "-o", "--exclude-standard").split("\0"):
-        if name and (ROOT / name).is_file():
-            (home / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, home / name)
-    git(home, "init", "--quiet", "--initial-branch", "main")
-    for setting in ["user.name=Tester", "user.email=tester@example.org", "commit.gpgsign=false"]:
-        git(home, "config", *setting.split("="))
-    for package in PACKAGES:
-        empty_changelog(home / "packages" / package)
-        section = f"\n## {about_version(home / 'packages' / package)} (2026-01-01)\n"
-        with (home / "packages" / package / "CHANGELOG.md").open("a", encoding="utf-8") as file:
-            file.write(section)
-    commit(home, "as released")
-    for package in PACKAGES:
-        tag = f"{package}-v{about_version(home / 'packages' / package)}"
-        git(home, "tag", "--annotate", "--message", tag, tag)
-    return home
-
-
-@pytest.fixture
-def home(released_home: Path, tmp_path: Path) -> Path:
-    """Return a clone of that copy to release from; its tools release it, not this one."""
-    shutil.copytree(released_home, tmp_path / "home", symlinks=True)
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def index(built: Path, namesake_wheel: Path, tmp_path: Path) -> Path:
-    """Return a folder of published wheels, without versatil-arm, with the namesake."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    for name in ["passes", "core", "x86"]:
-        shutil.copy(next(built.glob(f"versatil_{name}-*.whl")), folder)
-    shutil.copy(namesake_wheel, folder)
-    return folder
-
-
-def empty_changelog(project: Path) -> None:
-    """Leave neither a fragment nor a section."""
-    for fragment in (project / "changelog.d").glob("*.*.md"):
-        fragment.unlink()
-    text = (project / "CHANGELOG.md").read_text(encoding="utf-8")
-    head = text.partition(MARKER)[0]
-    (project / "CHANGELOG.md").write_text(f"{head}{MARKER}\n", encoding="utf-8")
-
-
-def commit(home: Path, message: str) -> None:
-    """Commit everything."""
-    git(home, "add", "--all")
-    git(home, "commit", "--quiet", "--message", message)
-
-
-def add_fragment(home: Path, package: str) -> None:
-    """Commit a change of a package, as its changelog knows it."""
-    folder = home / "packages" / package / "changelog.d"
-    (folder / "rounding.numerics.md").write_text("Rounds to even.\n", encoding="utf-8")
-    commit(home, "a change")
-
-
-def release(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the clone's own tool."""
-    command = [sys.executable, home / "tools" / "release.py", *arguments]
-    return subprocess.run(
-        list(map(str, command)), cwd=home, check=False, capture_output=True, text=True
-    )
-
-
-def snapshot(home: Path) -> list[str]:
-    """Return all that a release changes: branch, tags, files, worktrees."""
-    return [
-        git(home, "show-ref", "--head"),
-        git(home, "status", "--porcelain", "--ignored", "--", ":!*__pycache__*"),
-        git(home, "worktree", "list"),
-    ]
-
-
-def after(home: Path, package: str, level: str) -> str:
-    """Return the version that follows the package's own."""
-    major, minor, patch = about_version(home / "packages" / package).release
-    return f"{major}.{minor + 1}.0" if level == "minor" else f"{major}.{minor}.{patch + 1}"
 
 
 def check_released(home: Path, package: str, version: str, builder: Path) -> None:
@@ -160,6 +71,65 @@ def test_two_packages_are_released_one_after_the_other(
     assert release(home, "--check", "versatil-x86", "--index", index).returncode == 0
 
 
+def test_a_new_interface_raises_the_ranges_of_dependants(
+    home: Path, index: Path, wheelhouse: Path
+) -> None:
+    old, new = about_version(home / "packages/versatil-core"), after(home, "versatil-core", "minor")
+    add_fragment(home, "versatil-core")
+
+    made = release(
+        home, "versatil-core", "minor", "--index", index, "--wheelhouse", wheelhouse.resolve()
+    )
+
+    assert made.returncode == 0, made.stderr
+    checked = release(home, "--check")
+    assert checked.returncode == 0, checked.stdout
+    assert not git(home, "status", "--porcelain")
+    for package in ["versatil-arm", "versatil-x86"]:
+        project = home / "packages" / package
+        needs = [need for need in declared_siblings(project) if need.name == "versatil-core"]
+        assert sorted(need.extras for need in needs) == [set(), {"demo"}]
+        assert all(new in need.specifier and old not in need.specifier for need in needs)
+        fragment = project / "changelog.d" / "needs-versatil-core.changed.md"
+        assert fragment.read_text("utf-8") == f"Needs versatil-core {new.removesuffix('.0')}.\n"
+
+    plan: list[str | Path] = ["versatil-x86", "patch", "--index", index, "--dry-run"]
+    assert "release versatil-core first" in release(home, *plan).stderr
+    shutil.copy(next((home / "dist").glob("*.whl")), index)
+    planned = release(home, *plan)
+    assert planned.returncode == 0, planned.stderr
+    assert f"- Needs versatil-core {new.removesuffix('.0')}." in planned.stdout
+
+
+def test_the_oldest_sibling_that_a_range_admits_is_tried(
+    home: Path, index: Path, wheelhouse: Path, builder: Path
+) -> None:
+    core, x86 = home / "packages/versatil-core", home / "packages/versatil-x86"
+    old, new = about_version(core), after(home, "versatil-core", "patch")
+    about_file(core).write_text(f'"""."""\n\n__version__ = "{new}"\n', encoding="utf-8")
+    (core / "src/versatil_core/later.py").touch()
+    build_package(core, index, builder)
+    with (x86 / "src/versatil_x86/__init__.py").open("a", encoding="utf-8") as file:
+        file.write("import versatil_core.later\n")
+    add_fragment(home, "versatil-x86")
+    command: list[str | Path] = ["versatil-x86", "patch", "--index", index]
+    command += ["--wheelhouse", wheelhouse.resolve()]
+
+    refused = release(home, *command)
+    project = (x86 / "pyproject.toml").read_text("utf-8")
+    raised = re.sub(r'(versatil-core(\[demo\])?)>=[^,"]*', rf"\1>={new}", project)
+    (x86 / "pyproject.toml").write_text(raised, encoding="utf-8")
+    commit(home, "asks for what it uses")
+    made = release(home, *command)
+
+    assert refused.returncode == 1
+    assert f"trying it with versatil-core=={new}" in refused.stdout
+    assert f"trying it with versatil-core=={old}" in refused.stdout
+    assert "No module named 'versatil_core.later'" in refused.stderr
+    assert made.returncode == 0, made.stderr
+    assert f"with versatil-core=={old}" not in made.stdout
+
+
 def test_a_first_release_is_what_about_says(
     home: Path, tmp_path: Path, wheelhouse: Path, builder: Path
 ) -> None:
@@ -177,9 +147,12 @@ def test_a_first_release_is_what_about_says(
         wheelhouse.resolve(),
     ]
 
+    checked = release(home, "--check", "versatil-passes")
     refused = release(home, "versatil-passes", "patch", *options)
     made = release(home, "versatil-passes", "minor", *options)
 
+    assert checked.returncode == 0, checked.stdout
+    assert "no tag here, unreleased or not fetched (git fetch --tags)" in checked.stdout
     assert "its first release is what __about__.py says, 0.1.0" in refused.stderr
     assert made.returncode == 0, made.stderr
     check_released(home, "versatil-passes", "0.1.0", builder)
@@ -195,7 +168,9 @@ def test_a_dry_run_changes_nothing(home: Path, index: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert f"versatil-core-v{new}" in result.stdout
     assert "- Rounds to even." in result.stdout
-    assert "note: packages/versatil-x86 asks for versatil-core" in result.stdout
+    assert re.search(
+        r"raised +to versatil-core>=.* in versatil-arm, versatil-x86$", result.stdout, re.MULTILINE
+    )
     assert snapshot(home) == before
 
 
@@ -203,6 +178,21 @@ def break_import(package: Path, module: str) -> None:
     """Let a module of a package fail when it is imported."""
     [file] = (package / "src").rglob(module)
     file.write_text('raise ImportError("broken")\n', encoding="utf-8")
+
+
+def break_quantizer(package: Path, module: str) -> None:
+    """Let a quantizer fail when it is used."""
+    [file] = (package / "src").rglob(module)
+    with file.open("a", encoding="utf-8") as text:
+        text.write('def annotate(self, model):\n    raise ImportError("broken")\n')
+        text.write("LayerQuantizer.annotate = annotate\n")
+
+
+def take_file_name(package: Path, ending: str) -> None:
+    """Put something in the place of a file that the release builds."""
+    home = package.parent.parent
+    name = f"{package.name.replace('-', '_')}-{after(home, package.name, 'patch')}{ending}"
+    (home / "dist" / name / "in_the_way").mkdir(parents=True)
 
 
 def promise_more(package: Path, name: str) -> None:
@@ -215,9 +205,10 @@ def promise_more(package: Path, name: str) -> None:
     ("package", "spoil", "what", "reason"),
     [
         ("versatil-passes", break_import, "pass_chain.py", "ImportError: broken"),
-        # Only a published dependant imports this one.
-        ("versatil-core", break_import, "layer_quantizer.py", "ImportError: broken"),
+        # Only a published dependant calls this.
+        ("versatil-core", break_quantizer, "layer_quantizer.py", "ImportError: broken"),
         ("versatil-passes", promise_more, "zip", "run `python tools/public_api.py --write`"),
+        ("versatil-arm", take_file_name, ".tar.gz", "was not released: [Errno"),
     ],
 )
 def test_a_wheel_that_does_not_work_leaves_all_as_it_was(
@@ -238,6 +229,21 @@ def test_a_wheel_that_does_not_work_leaves_all_as_it_was(
     assert result.returncode == 1
     assert reason in result.stderr
     assert snapshot(home) == before
+
+
+def test_files_are_taken_away_again_if_the_tag_fails(tmp_path: Path) -> None:
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "a.whl").touch()
+
+    def fail() -> None:
+        with tool.moved([tmp_path / "a.whl"], tmp_path / "dist"):
+            assert (tmp_path / "dist" / "a.whl").is_file()
+            sys.exit("no tag")
+
+    with pytest.raises(SystemExit, match="no tag"):
+        fail()
+
+    assert not list((tmp_path / "dist").iterdir())
 
 
 def test_a_branch_that_moved_meanwhile_leaves_no_tag(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from release_state import changelog_versions, fragment_kinds, fragment_names
+from release_state import OURS, changelog_versions, fragment_kinds, fragment_names
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["versatil-passes", "versatil-core", "versatil-x86", "versatil-arm"]
+PACKAGES = sorted(OURS)
 
 
 def draft(project: Path) -> str:

@@ -155,9 +155,75 @@ def test_dependants_that_take_the_new_version_are_tried() -> None:
 
 def test_dependants_that_stay_behind_are_told() -> None:
     assert release_plan.notes(*core("patch")) == []
-    in_tree, on_index = release_plan.notes(*core("minor"))
-    assert in_tree.startswith("packages/versatil-x86 asks for versatil-core<0.2,>=0.1: raise")
+    assert release_plan.left_behind(*core("patch")) == []
+    assert release_plan.left_behind(*core("minor")) == ["versatil-x86"]
+    [on_index] = release_plan.notes(*core("minor"))
     assert on_index == "versatil-x86 0.1.0 stays with versatil-core<0.2,>=0.1"
+
+
+@pytest.mark.parametrize(
+    ("new", "interface"),
+    [("0.2.0", ">=0.2,<0.3"), ("1.0.0", ">=1.0,<2"), ("1.3.0", ">=1.3,<2")],
+)
+def test_a_dependant_asks_for_the_new_interface(new: str, interface: str) -> None:
+    project = """
+dependencies = [
+    "versatil-core>=0.1,<0.2",
+    'versatil-core >= 0.1.3 ; python_version > "3"',
+    "versatil-passes>=0.1,<0.2",
+    "versatil-core-of-others>=0.1",
+]
+demo = ["versatil-core[demo]>=0.1,<0.2"]
+"""
+
+    raised = release_plan.raised(project, Release("versatil-core", V("0.1.0"), V(new)))
+
+    assert raised.splitlines() == [
+        "",
+        "dependencies = [",
+        f'    "versatil-core{interface}",',
+        f"    'versatil-core{interface}; python_version > \"3\"',",
+        '    "versatil-passes>=0.1,<0.2",',
+        '    "versatil-core-of-others>=0.1",',
+        "]",
+        f'demo = ["versatil-core[demo]{interface}"]',
+    ]
+
+
+def test_the_newest_and_the_oldest_siblings_are_tried() -> None:
+    newer = (
+        Published("versatil-passes", V("0.1.1"), ()),
+        Published("versatil-core", V("0.1.1"), CORE_NEEDS),
+        Published("versatil-core", V("0.2.0"), CORE_NEEDS),
+    )
+    state = replace(STATE, published=(*newer, *PUBLISHED))
+
+    assert release_plan.trials(STATE, plan(STATE, "patch")) == [
+        ["versatil-core==0.1.0", "versatil-passes==0.1.0"],
+    ]
+    assert release_plan.trials(state, plan(state, "patch")) == [
+        ["versatil-core==0.1.1", "versatil-passes==0.1.1"],
+        ["versatil-core==0.1.0", "versatil-passes==0.1.0"],
+    ]
+    assert release_plan.trials(*core("patch")) == [
+        ["versatil-passes==0.1.0"],
+        ["versatil-x86==0.1.0"],
+    ]
+    passes = replace(STATE, package="versatil-passes", published=())
+    assert release_plan.trials(passes, plan(passes, "patch")) == [[]]
+
+
+def test_siblings_that_exclude_each_other_are_not_tried() -> None:
+    picky = Published("versatil-core", V("0.1.0"), (Requirement("versatil-passes>=0.1.1"),))
+    passes = [Published("versatil-passes", V(f"0.1.{patch}"), ()) for patch in range(3)]
+
+    state = replace(STATE, published=(picky, *passes))
+    assert release_plan.trials(state, plan(state, "patch")) == [
+        ["versatil-core==0.1.0", "versatil-passes==0.1.2"],
+        ["versatil-core==0.1.0", "versatil-passes==0.1.1"],
+    ]
+    [problem] = found("patch", published=(picky, passes[0]))
+    assert problem.startswith("no published siblings fit its ranges")
 
 
 def test_a_newer_sibling_that_is_left_out_is_told() -> None:

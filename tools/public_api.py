@@ -16,12 +16,23 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from whole_files import write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
+# What is public below the top: a name, or a module with its ``__all__``. Backends of others need it.
+PUBLIC_BELOW = {
+    "versatil-passes": ("float_layers.conv_groups",),
+    "versatil-core": (
+        "inductor_settings.INT8_SETTINGS",
+        "layer_quantizer.LayerQuantizer",
+        "testing",
+    ),
+}
 # Kinds of parameters, as inspect names them.
 BY_POSITION = {"POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD"}
 BY_NAME = {"POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY"}
@@ -29,16 +40,26 @@ REST, KEYWORD_REST = {"VAR_POSITIONAL"}, {"VAR_KEYWORD"}
 
 
 def describe(package: str) -> str:
-    """Return the description of one package: its ``__all__``, sorted.
+    """Return the description of one package: its ``__all__``, and what is public below, sorted.
 
     Args:
         package: A distribution of this workspace, such as ``versatil-core``.
     """
-    module = importlib.import_module(package.replace("-", "_"))
-    lines: list[str] = []
-    for name in sorted(module.__all__):
-        lines += describe_name(name, getattr(module, name))
+    found = public_values(package.replace("-", "_"), PUBLIC_BELOW.get(package, ()))
+    lines = (line for name in sorted(found) for line in describe_name(name, found[name]))
     return "\n".join(lines) + "\n"
+
+
+def public_values(module_name: str, below: Iterable[str]) -> dict[str, object]:
+    """Return the public names of a module, such as ``testing.assert_int8``, and their values."""
+    module = importlib.import_module(module_name)
+    found = {name: getattr(module, name) for name in module.__all__}
+    for entry in below:
+        submodule, _, name = entry.partition(".")
+        inner = importlib.import_module(f"{module_name}.{submodule}")
+        names = [name] if name else inner.__all__
+        found |= {f"{submodule}.{name}": getattr(inner, name) for name in names}
+    return found
 
 
 def describe_name(name: str, value: object) -> Iterator[str]:
@@ -71,7 +92,8 @@ def members(cls: type) -> Iterator[str]:
         name for base in our_bases(cls) for name in [*vars(base), *inspect.get_annotations(base)]
     }
     for name in names:
-        if name.startswith("_"):
+        # The tests of a conformance are run, not called: one may go.
+        if name.startswith(("_", "test_")):
             continue
         value = inspect.getattr_static(cls, name, None)
         if isinstance(value, (classmethod, staticmethod)):
@@ -86,7 +108,9 @@ def parameters(value: Any) -> str:
         parameter.replace(annotation=parameter.empty, default=stable(parameter.default))
         for parameter in signature.parameters.values()
     ]
-    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    # The address of a function differs between processes.
+    return re.sub(r"<function .*? at 0x[0-9a-f]+>", "<function>", text)
 
 
 def stable(default: object) -> object:
@@ -194,7 +218,7 @@ def main() -> None:
     if sys.argv[1:] == ["--write"]:
         for project in sorted(ROOT.glob("packages/*/pyproject.toml")):
             target = project.with_name("public_api.txt")
-            target.write_text(describe(project.parent.name), encoding="utf-8")
+            write_whole(target, describe(project.parent.name))
             print(target.relative_to(ROOT))
     elif len(sys.argv) == 2:
         print(describe(sys.argv[1]), end="")

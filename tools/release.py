@@ -6,10 +6,11 @@ Usage::
     python tools/release.py --check [PACKAGE] [--index DIR]
 
 LEVEL is ``major``, ``minor`` or ``patch``. DIR holds the wheels that are published:
-the new wheel is tried in clean environments with those that it works with, and with
-those that depend on it. Everything happens in a worktree of its own, and the branch
-moves at the end; whatever fails before leaves files, branch and tags as they were.
-Nothing is pushed or uploaded.
+the new wheel is tried in clean environments with the newest and the oldest siblings that
+its ranges admit, and with those that depend on it. Where the ranges of dependants in this
+tree leave the new version out, the same commit raises them. Everything happens in a
+worktree of its own, and the branch moves at the end; whatever fails before leaves files,
+branch and tags as they were. Nothing is pushed or uploaded.
 
 A package without a tag is released as what its ``__about__.py`` says, and the level is
 what that is, counted from 0.0.0: 0.1.0 is ``minor``.
@@ -21,12 +22,11 @@ that disagrees with another, one a line, and ends with 1 if there is one.
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import release_plan
@@ -38,12 +38,13 @@ from wheels import PACKAGES, ROOT, build_package, find_builder
 
 def check(packages: Sequence[str], index: Path | None) -> int:
     """Print what disagrees; return the exit code."""
+    states = [read_state(ROOT, package, index) for package in packages]
     found = [
-        f"{package}: {what}"
-        for package in packages
-        for what in release_plan.disagreements(read_state(ROOT, package, index))
+        f"{state.package}: {what}" for state in states for what in release_plan.disagreements(state)
     ]
     print("\n".join(found) or f"versions, tags, changelogs and ranges agree: {', '.join(packages)}")
+    if untagged := [state.package for state in states if not state.released]:
+        print(f"no tag here, unreleased or not fetched (git fetch --tags): {', '.join(untagged)}")
     return int(bool(found))
 
 
@@ -60,20 +61,25 @@ def prepare(package: str, level: str, index: Path) -> tuple[State, Release]:
 
 def description(state: State, release: Release) -> str:
     """Return what a release is going to do, for people."""
-    needs = " ".join(sorted({need.name for need in state.siblings[release.package]}))
-    tried = [f"with published {needs}" if needs else "alone"]
-    tried += [f"{wheel.name} {wheel.version}" for wheel in release_plan.dependants(state, release)]
+    tried = (with_what(names) for names in release_plan.trials(state, release))
     rows = {
         "version": f"{release.old} -> {release.new}"
         if state.newest
         else f"{release.new}, the first",
         "fragments": f"{len(state.fragments)}; --dry-run prints the changelog",
-        "tried": "; with ".join(tried),
+        "tried": "; ".join(tried),
         "commit": f"{release.subject}, on {state.branch}",
         "tag": release.tag,
     }
+    if names := release_plan.left_behind(state, release):
+        rows["raised"] = f"to {release.package}{release.interface} in {', '.join(names)}"
     lines = [release.package, *(f"  {name:<11}{text}" for name, text in rows.items())]
     return "\n".join([*lines, *(f"  note: {note}" for note in release_plan.notes(state, release))])
+
+
+def with_what(names: Sequence[str]) -> str:
+    """Return what a wheel is tried with, for people."""
+    return f"with {' '.join(names)}" if names else "alone"
 
 
 def make(state: State, release: Release, index: Path, wheelhouse: Path) -> None:
@@ -85,22 +91,28 @@ def make(state: State, release: Release, index: Path, wheelhouse: Path) -> None:
         index: Folder of published wheels.
         wheelhouse: Folder that holds the builder, see tools/wheels.py.
     """
-    with worktree() as tree, tempfile.TemporaryDirectory() as folder:
+    dist = ROOT / "dist"
+    dist.mkdir(exist_ok=True)
+    with worktree() as tree, tempfile.TemporaryDirectory(dir=dist) as folder:
         set_version(tree, release)
         build_changelog(tree, release)
+        for name in release_plan.left_behind(state, release):
+            raise_range(tree / "packages" / name, release)
         project = tree / "packages" / release.package
-        built = build_package(project, Path(folder) / "dist", find_builder(wheelhouse))
+        built = build_package(project, Path(folder), find_builder(wheelhouse))
         [wheel] = [path for path in built if path.suffix == ".whl"]
         try_out(wheel, project, state, release, index)
-        git(tree, "commit", "--quiet", "--all", "--message", release.subject)
+        git(tree, "add", "--all")
+        git(tree, "commit", "--quiet", "--message", release.subject)
         commit = git(tree, "rev-parse", "HEAD").strip()
-        publish_here(release, commit)
-        names = [put(path, ROOT / "dist") for path in built]
+        with moved(built, dist):
+            publish_here(release, commit)
     print(f"released {release.package} {release.new}: {commit[:9]}, {release.tag}")
     print("next, since nothing was pushed or uploaded:")
     print("  python -m tox run -m ci")
     print(f"  git push --atomic origin {state.branch} {release.tag}")
-    print(f"  upload {' and '.join(names)}")
+    print("the tag's workflow builds the same files, tests and publishes them; without it, upload")
+    print(f"  {' '.join(f'dist/{path.name}' for path in built)}")
 
 
 @contextmanager
@@ -126,6 +138,16 @@ def set_version(tree: Path, release: Release) -> None:
     )
 
 
+def raise_range(project: Path, release: Release) -> None:
+    """Let a dependant ask for the released interface, and say so in its next changelog."""
+    file = project / "pyproject.toml"
+    text = release_plan.raised(file.read_text(encoding="utf-8"), release)
+    file.write_text(text, encoding="utf-8")
+    fragment = project / "changelog.d" / f"needs-{release.package}.changed.md"
+    needed = f"{release.new.major}.{release.new.minor}"
+    fragment.write_text(f"Needs {release.package} {needed}.\n", encoding="utf-8")
+
+
 def build_changelog(tree: Path, release: Release, *options: str) -> str:
     """Let towncrier move the fragments into the changelog; return what it prints."""
     command = [sys.executable, "-m", "towncrier", "build", "--version", str(release.new)]
@@ -145,8 +167,8 @@ def build_changelog(tree: Path, release: Release, *options: str) -> str:
 def try_out(wheel: Path, project: Path, state: State, release: Release, index: Path) -> None:
     """Run the new wheel with its published siblings, then with each published dependant."""
     smoke = Path(__file__).with_name("release_smoke.py")
-    dependants = release_plan.dependants(state, release)
-    for with_it in [(), *((f"{found.name}=={found.version}",) for found in dependants)]:
+    for with_it in release_plan.trials(state, release):
+        print(f"trying it {with_what(with_it)}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             python = make_environment(Path(folder) / "venv", [wheel], index, with_it)
             manifest = project / "public_api.txt"
@@ -164,13 +186,14 @@ def publish_here(release: Release, commit: str) -> None:
         raise
 
 
-def put(path: Path, folder: Path) -> str:
-    """Copy a file into a folder, whole or not at all; return its name from the root."""
-    folder.mkdir(exist_ok=True)
-    unfinished = folder / f".{path.name}"
-    shutil.copyfile(path, unfinished)
-    unfinished.replace(folder / path.name)
-    return (folder / path.name).relative_to(ROOT).as_posix()
+@contextmanager
+def moved(files: Sequence[Path], folder: Path) -> Iterator[None]:
+    """Move files into a folder; take them away again if what follows fails."""
+    with ExitStack() as undo:
+        for path in files:
+            undo.callback(path.replace(folder / path.name).unlink)
+        yield
+        undo.pop_all()
 
 
 def main() -> int:
@@ -201,8 +224,11 @@ def main() -> int:
     print(description(state, release))
     if options.dry_run:
         print(build_changelog(ROOT, release, "--draft").strip())
-    else:
+        return 0
+    try:
         make(state, release, options.index.resolve(), options.wheelhouse.resolve())
+    except OSError as error:
+        sys.exit(f"{release.package} {release.new} was not released: {error}")
     return 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -41,6 +43,13 @@ class Release:
             return self.new.minor > self.old.minor
         return self.new.major > self.old.major
 
+    @property
+    def interface(self) -> str:
+        """The versions that keep its interface: one minor below 1.0, one major from there on."""
+        major, minor = self.new.major, self.new.minor
+        end = f"{major}.{minor + 1}" if major == 0 else f"{major + 1}"
+        return f">={major}.{minor},<{end}"
+
 
 def plan(state: State, level: str) -> Release:
     """Return the release of that level: 0.1.3 becomes 1.0.0, 0.2.0 or 0.1.4."""
@@ -72,6 +81,15 @@ def disagreements(state: State) -> list[str]:
     ]
 
 
+def trials(state: State, release: Release) -> list[list[str]]:
+    """Return what to try the new wheel with: newest siblings, oldest siblings, each dependant."""
+    sets = [
+        *reversed(published_siblings(state)),
+        *((wheel,) for wheel in dependants(state, release)),
+    ]
+    return [[f"{wheel.name}=={wheel.version}" for wheel in wheels] for wheels in sets]
+
+
 def dependants(state: State, release: Release) -> list[Published]:
     """Return the newest of each published package that would take the new version."""
     return [
@@ -81,6 +99,47 @@ def dependants(state: State, release: Release) -> list[Published]:
     ]
 
 
+def left_behind(state: State, release: Release) -> list[str]:
+    """Return the packages of the tree whose ranges leave out the new version."""
+    return [
+        name
+        for name, needs in state.siblings.items()
+        if any(need.name == release.package and release.new not in need.specifier for need in needs)
+    ]
+
+
+def raised(project: str, release: Release) -> str:
+    """Return a ``pyproject.toml`` that asks for the released interface, also where it has extras.
+
+    Args:
+        project: The text of a dependant's ``pyproject.toml``.
+        release: The release.
+    """
+    need = rf"""(["'])({release.package}(?:\[[^]"']*\])?)\s*[<>=!~][^;"']*"""
+    return re.sub(need, rf"\g<1>\g<2>{release.interface}", project)
+
+
+def published_siblings(state: State) -> list[tuple[Published, ...]]:
+    """Return the oldest and the newest set of published siblings; one, if they are the same.
+
+    In a set is one version of each sibling, and everything admits what it needs of the others.
+    """
+    names = sorted({need.name for need in _own_needs(state)})
+    choices = (
+        sorted((it for it in state.published if it.name == name), key=lambda it: it.version)
+        for name in names
+    )
+    found = [wheels for wheels in product(*choices) if _fit_together(state, wheels)]
+    return list(dict.fromkeys([*found[:1], *found[-1:]]))
+
+
+def _fit_together(state: State, wheels: tuple[Published, ...]) -> bool:
+    """Whether the package and these wheels admit each other."""
+    versions = {wheel.name: wheel.version for wheel in wheels}
+    needs = [*_own_needs(state), *(need for wheel in wheels for need in wheel.siblings)]
+    return all(versions[need.name] in need.specifier for need in needs if need.name in versions)
+
+
 def notes(state: State, release: Release) -> list[str]:
     """Return what is allowed, but good to know."""
     found = []
@@ -88,12 +147,7 @@ def notes(state: State, release: Release) -> list[str]:
         newest = _newest(state.published, need.name)
         if newest and newest.version not in need.specifier:
             found.append(f"{need} leaves out {need.name} {newest.version}, which is published")
-    for name, needs in state.siblings.items():
-        if _takes(needs, release) is False:
-            found.append(
-                f"packages/{name} asks for {_need(needs, release)}: raise its range before the "
-                f"next `tox run`, and release it"
-            )
+    for name in state.siblings:
         wheel = _newest(state.published, name)
         if wheel and _takes(wheel.siblings, release) is False:
             found.append(f"{name} {wheel.version} stays with {_need(wheel.siblings, release)}")
@@ -167,15 +221,22 @@ def _publication_problems(state: State, release: Release) -> Iterator[str]:
     yield from _publication_range_problems(state)
 
 
-def _publication_range_problems(state: State) -> Iterator[str]:
+def _publication_range_problems(state: State) -> list[str]:
+    found = []
     for need in _own_needs(state):
         versions = [wheel.version for wheel in state.published if wheel.name == need.name]
         if not any(version in need.specifier for version in versions):
             known = ", ".join(map(str, sorted(versions))) or "nothing"
-            yield (
+            found.append(
                 f"its range {need} admits no published {need.name} (there is {known}): "
                 f"release {need.name} first, or widen the range"
             )
+    if not found and not published_siblings(state):
+        needs = ", ".join(map(str, _own_needs(state)))
+        found.append(
+            f"no published siblings fit its ranges ({needs}) and each other: release one that does"
+        )
+    return found
 
 
 def _tag_disagreements(state: State) -> Iterator[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from public_api import describe
+from public_api import describe, public_values
 
 
 def import_ours() -> Iterator[str]:
@@ -27,7 +27,7 @@ def import_ours() -> Iterator[str]:
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         if name.startswith("versatil-"):
-            describe(name)
+            public_values(name.replace("-", "_"), below=())  # an older one may have less below
             yield f"{name} {distribution.version}"
 
 

@@ -13,8 +13,8 @@ from email.parser import Parser
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from wheels import PACKAGES
 
@@ -156,7 +156,18 @@ def fragment_kinds(root: Path) -> frozenset[str]:
 def tags(root: Path, package: str, *which: str) -> frozenset[Version]:
     """Return the versions of a package that are tagged."""
     names = git(root, "tag", "--list", f"{package}-v*", *which).split()
-    return frozenset(Version(name.removeprefix(f"{package}-v")) for name in names)
+    return frozenset(tag_version(name, package) for name in names)
+
+
+def tag_version(tag: str, package: str) -> Version:
+    """Return the version that a tag names."""
+    try:
+        return Version(tag.removeprefix(f"{package}-v"))
+    except InvalidVersion:
+        sys.exit(
+            f"the tag {tag} names no version, as {package}-v1.2.3 does: "
+            f"delete it with `git tag --delete {tag}`"
+        )
 
 
 def commits_behind(root: Path) -> int:
@@ -180,21 +191,33 @@ def published_wheels(index: Path) -> tuple[Published, ...]:
 def our_wheels(index: Path) -> list[Path]:
     """Return the wheels in a folder that are ours, whatever else is there."""
     wheels = sorted(index.glob("*.whl"))
-    return [wheel for wheel in wheels if is_ours(parse_wheel_filename(wheel.name)[0])]
+    return [wheel for wheel in wheels if is_ours(wheel_identity(wheel)[0])]
 
 
 def published(wheel: Path) -> Published:
     """Read the name, the version and the siblings of one wheel."""
-    name, version, *_ = parse_wheel_filename(wheel.name)
+    name, version = wheel_identity(wheel)
     needed = (requirement for requirement in wheel_requires(wheel) if is_ours(requirement.name))
     return Published(name, version, tuple(needed))
 
 
+def wheel_identity(wheel: Path) -> tuple[str, Version]:
+    """Return the distribution and the version that a wheel's file name says."""
+    try:
+        name, version, *_ = parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename as error:
+        sys.exit(f"{wheel}: {error}: rename the file as the index names it, or remove it")
+    return name, version
+
+
 def wheel_requires(wheel: Path) -> list[Requirement]:
     """Return what a wheel declares to need, extras included."""
-    with zipfile.ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        headers = Parser().parsestr(archive.read(name).decode())
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            headers = Parser().parsestr(archive.read(name).decode())
+    except (zipfile.BadZipFile, ValueError) as error:
+        sys.exit(f"{wheel}: this is no whole wheel ({error}): fetch it again, or remove it")
     return list(map(Requirement, headers.get_all("Requires-Dist", [])))
 
 

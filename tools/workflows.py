@@ -19,6 +19,8 @@ import textwrap
 from itertools import product
 from pathlib import Path
 
+from whole_files import write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).resolve().parent / "workflow_template"
 WORKFLOWS = Path(".github") / "workflows"
@@ -171,7 +173,7 @@ def main() -> int:
     if options.write:
         for path, text in wanted.items():
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
-            (ROOT / path).write_text(text, encoding="utf-8")
+            write_whole(ROOT / path, text)
         return 0
     paths = differing(wanted, ROOT)
     for path in paths:
