@@ -65,8 +65,9 @@ def problems(name: str, machines: list[str], target: Path) -> Iterator[str]:
 
 def values_for(name: str, machines: list[str]) -> dict[str, str]:
     """Return what stands for each placeholder of the template."""
-    core = tomllib.loads((ROOT / "packages/versatil-core/pyproject.toml").read_text("utf-8"))
-    parts = (re.split(r"(?=[<>=])", text, maxsplit=1) for text in core["project"]["dependencies"])
+    # A hardware package of ours asks for what any of them needs.
+    x86 = tomllib.loads((ROOT / "packages/versatil-x86/pyproject.toml").read_text("utf-8"))
+    parts = (re.split(r"(?=[<>=])", text, maxsplit=1) for text in x86["project"]["dependencies"])
     ranges = {part[0]: part[1] for part in parts}
     words = name.split("-")
     return {
@@ -75,7 +76,8 @@ def values_for(name: str, machines: list[str]) -> dict[str, str]:
         "class_name": "".join(word.capitalize() for word in words) + "Backend",
         "machines": ", ".join(machines),
         "machine_types": repr(tuple(machines)).replace("'", '"'),
-        "core_range": ranges["versatil-passes"],
+        "core_range": ranges["versatil-core"],
+        "passes_range": ranges["versatil-passes"],
         "torch_range": ranges["torch"],
         "torchao_range": ranges["torchao"],
     }
