@@ -35,11 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def any_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower for Arm on this machine, whatever it is.
+    """Lower and compile for Arm on this machine, whatever it is.
 
     x86 runs the same graph on its own int8 x int8 kernel, which is exact as long as no pair of products saturates.
     """
-    monkeypatch.setattr(sys.modules["versatil_core.lower"], "check_host", lambda _: None)
+    for module in ("lower", "compile"):
+        monkeypatch.setattr(sys.modules[f"versatil_core.{module}"], "check_host", lambda _: None)
 
 
 class EveryLayer(torch.nn.Module):
