@@ -132,7 +132,12 @@ def versions() -> dict[str, Path]:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page."""
-    machines = sorted({(run.content["cpu"], run.content["machine"]) for run in runs})
+    machines = sorted(
+        {
+            (run.content["cpu"], run.content["machine"] + ", emulated" * run.content["is_emulated"])
+            for run in runs
+        }
+    )
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False,  # noqa: S701 -- Markdown
         keep_trailing_newline=True,

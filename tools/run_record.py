@@ -26,6 +26,8 @@ from whole_files import write_whole
 # Options of pytest that leave tests out.
 NARROWING = ("keyword", "markexpr", "lf", "deselect", "ignore", "ignore_glob")
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+# As /proc/cpuinfo has them; which kernels oneDNN and the Arm Compute Library take depends on these.
+CPU_FLAGS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
 DISTRIBUTIONS = ("torch", "torchao", "versatil-passes", "versatil-core", "versatil-x86", "versatil-arm")  # fmt: skip
 
 
@@ -112,8 +114,12 @@ def version_of(distribution: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return what the system calls the processor."""
+    """Return what the system calls the processor, and what of int8 kernels it can do."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    facts = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    flags = facts.get("flags", facts.get("Features", "")).split()
+    return ", ".join([name, *(flag for flag in CPU_FLAGS if flag in flags)])
