@@ -33,7 +33,7 @@ def test_the_ends(end: str, file: Path) -> None:
     assert cell.may_be_left_out
 
 
-@pytest.mark.parametrize("name", ["py311-gpu-torch213", "py311-x86-torch28"])
+@pytest.mark.parametrize("name", ["py311-gpu-torch213", "py311-x86-torch28", "x86", "lint"])
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="the packages are"):
         Cell.parse(name)

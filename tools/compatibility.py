@@ -23,7 +23,7 @@ import jinja2
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from matrix_cell import CONSTRAINTS, NAMES, requirements
+from matrix_cell import CONSTRAINTS, NAMES, VERSIONS, requirements
 from torch_builds import read_pair
 from whole_files import write_whole
 
@@ -113,21 +113,13 @@ def rows(runs: Sequence[Run], python: str) -> list[list[str]]:
     """Return the table of one Python: a line for each torch, a column for each package."""
     cells = {(run.version, run.column): run.cell for run in runs if run.python == python}
     found = []
-    for key, constraints in versions().items():
+    for key, constraints in VERSIONS.items():
         pair = read_pair(constraints)
         note = {"oldest": ", everything as old as promised", "latest": ", everything new"}
         cell_texts = [cells.get((key, column), NOT_RUN) for column in COLUMNS]
         if key.startswith("torch") or set(cell_texts) != {NOT_RUN}:
             found.append([pair.torch + note.get(key, ""), pair.torchao, *cell_texts])
     return found
-
-
-def versions() -> dict[str, Path]:
-    """Return the files of pairs by the end of an environment's name."""
-    named = {
-        "torch" + path.stem.removeprefix("torch-").replace(".", ""): path for path in CONSTRAINTS
-    }
-    return named | {"oldest": CONSTRAINTS[0], "latest": CONSTRAINTS[-1]}
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -145,7 +137,6 @@ def render(runs: Sequence[Run]) -> str:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         tables={python: rows(runs, python) for python in PYTHONS if any(run.python == python for run in runs)},
         silent=[python for python in PYTHONS if not any(run.python == python for run in runs)],
-        columns=COLUMNS,
         machines=machines,
         dates=sorted({run.content["date"] for run in runs}),
         skipped=skipped(runs),
@@ -177,7 +168,7 @@ def unproved(runs: Sequence[Run]) -> Iterator[str]:
     """Yield each promise without a run that passed."""
     passed = [run for run in runs if run.content["is_passed"]]
     cells = {(run.version, run.column) for run in passed}
-    for version, constraints in versions().items():
+    for version, constraints in VERSIONS.items():
         for column in PROMISED if version.startswith("torch") else ():
             if (version, column) not in cells:
                 torch = read_pair(constraints).torch
@@ -191,10 +182,8 @@ def other_ranges() -> Iterator[str]:
     from versatil_core.versions import SUPPORTED_VERSIONS, TORCHAO_FOR_TORCH
 
     pairs = [read_pair(path) for path in CONSTRAINTS]
-    tested, checked = (
-        {minor(pair.torch): minor(pair.torchao) for pair in pairs},
-        {**TORCHAO_FOR_TORCH},
-    )
+    tested = {minor(pair.torch): minor(pair.torchao) for pair in pairs}
+    checked = dict(TORCHAO_FOR_TORCH)
     if tested != checked:
         yield f"tools/constraints has the pairs {tested}, versatil_core.versions {checked}"
     for name, admitted in SUPPORTED_VERSIONS.items():
@@ -211,10 +200,10 @@ def other_ranges() -> Iterator[str]:
 
 def disagreements_of(run: Run) -> Iterator[str]:
     """Yield where a record is not one of the environment that its name says."""
-    if run.column not in COLUMNS or run.version not in versions() or set(FIELDS) - {*run.content}:
+    if run.column not in COLUMNS or run.version not in VERSIONS or set(FIELDS) - {*run.content}:
         yield f"{run.name}.json is no record of an environment of the matrix: delete it"
         return
-    pair = read_pair(versions()[run.version])
+    pair = read_pair(VERSIONS[run.version])
     found = {name: Version(version).public for name, version in run.content["versions"].items()}
     wanted = {"torch": pair.torch, "torchao": pair.torchao}
     if run.column == "passes":

@@ -34,6 +34,12 @@ CONSTRAINTS = sorted(
     (ROOT / "tools" / "constraints").glob("torch-*.txt"),
     key=lambda path: Version(path.stem.removeprefix("torch-")),
 )
+# The file of the pair, by the end of an environment's name.
+VERSIONS = {
+    **{path.stem.replace("-", "").replace(".", ""): path for path in CONSTRAINTS},
+    "oldest": CONSTRAINTS[0],
+    "latest": CONSTRAINTS[-1],
+}
 NAMES = [package.name for package in wheels.PACKAGES]
 
 
@@ -62,14 +68,13 @@ class Cell:
         Raises:
             ValueError: There is no such package or no such torch.
         """
-        _, short, version = name.split("-")
-        files = {f"torch{path.stem.removeprefix('torch-').replace('.', '')}": path for path in CONSTRAINTS}  # fmt: skip
-        files |= {"oldest": CONSTRAINTS[0], "latest": CONSTRAINTS[-1]}
+        parts = name.split("-")
+        _, short, version = parts if len(parts) == 3 else ("", "", "")
         package = f"versatil-{short}"
-        if package not in NAMES or version not in files:
-            raise ValueError(f"{name}: the packages are {NAMES}, the versions {list(files)}")
+        if package not in NAMES or version not in VERSIONS:
+            raise ValueError(f"{name}: the packages are {NAMES}, the versions {list(VERSIONS)}")
         is_end = version in {"oldest", "latest"}
-        return cls(name, package, files[version], version == "oldest", is_end)
+        return cls(name, package, VERSIONS[version], version == "oldest", is_end)
 
 
 def requirements(package: str) -> dict[str, Requirement]:
