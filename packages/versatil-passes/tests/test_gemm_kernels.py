@@ -361,6 +361,7 @@ class Layers(nn.Module):
         return result
 
 
+@pytest.mark.sizes_before_autograd
 def test_compiled_models_run_one_product_for_each_layer(build: Any) -> None:
     x = torch.randn(2, 8, 12, 10)
     module = build.export(Layers(build), x)

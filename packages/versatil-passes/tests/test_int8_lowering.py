@@ -293,6 +293,7 @@ def test_an_output_dtype_outside_the_rules_stays(build: Any) -> None:
     build.assert_exact(module(*inputs), expected)
 
 
+@pytest.mark.dynamic_variadic
 def test_symbolic_sizes(build: Any) -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     layer = build.quantized(nn.Linear(16, 12), residual="computed", post_op=F.relu)

@@ -133,13 +133,13 @@ def test_compiled_ones_are_right() -> None:
     torch.__version__ >= "2.16", reason="known of torch 2.9 to 2.15; see whether it is right now"
 )
 def test_the_kernels_alone_are_wrong() -> None:
-    """Whether one crashes depends on what lies in memory, but these are wrong each time.
+    """Whether one crashes depends on what lies in memory, but of these some are wrong each time.
 
     If this fails, oneDNN may have mended it, and ``onednn_geometry`` can go one day.
     """
     layers: dict[str, Any] = {name: (*layer, {}) for name, layer in WRONG.items()}
     found = _run("raw", layers, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
-    assert {name: db for name, db in found.items() if db >= 60} == {}
+    assert min(found.values()) < 60
 
 
 def _call(shape: tuple[int, ...], layer: dict[str, Any], *, is_dynamic: bool = False) -> Int8Call:

@@ -212,6 +212,7 @@ def _layers(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     return layer, (batch, channels[0], *[9] * (1 if kind == "conv1d" else 2))
 
 
+@pytest.mark.dynamic_convolution
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(layer=_layers(), options=_options(), seed=st.integers(0, 999), in_place=st.booleans())
 def test_random_forms_pass_the_judge(
@@ -311,6 +312,7 @@ class Block(nn.Module):
         )
 
 
+@pytest.mark.sizes_before_autograd
 def test_compiled_models_add_in_place_where_it_is_safe(build: Any) -> None:
     inputs = (
         *(4 * torch.randn(5, 16), torch.randn(5, 12)),
