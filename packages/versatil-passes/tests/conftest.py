@@ -56,12 +56,6 @@ ABLE = {
 }
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Know the marks."""
-    for mark, (_, reason) in ABLE.items():
-        config.addinivalue_line("markers", f"{mark}: {reason}")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this torch can't do; forms are marked by their names."""
     for item in items:
@@ -390,10 +384,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let torch warn about itself where Inductor is imported for the first time."""
+    """Let torch warn about itself where Inductor is first imported, and know the marks."""
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
     )
+    for mark, (_, reason) in ABLE.items():
+        config.addinivalue_line("markers", f"{mark}: {reason}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
