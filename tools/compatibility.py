@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"
 RECORDS = ROOT / "docs" / "compatibility"
 TEMPLATE = Path(__file__).with_name("compatibility.md.jinja")
+# Those that tox knows; the packages name those with a run that passed.
 PYTHONS = ("3.11", "3.12", "3.13")
 # Of these, each torch needs a run that passed.
 PROMISED = ("passes", "core", "x86")
@@ -173,8 +175,14 @@ def unproved(runs: Sequence[Run]) -> Iterator[str]:
             if (version, column) not in cells:
                 torch = read_pair(constraints).torch
                 yield f"torch {torch} is promised, and no run of {column} with it has passed"
-    for python in set(PYTHONS) - {run.python for run in passed}:
+    for python in sorted(named_pythons() - {run.python for run in passed}):
         yield f"Python {python} is promised, and no run with it has passed"
+
+
+def named_pythons() -> set[str]:
+    """Return the versions of Python that a package of ours names in its classifiers."""
+    texts = [(ROOT / "packages" / name / "pyproject.toml").read_text("utf-8") for name in NAMES]
+    return set(re.findall(r"Programming Language :: Python :: (3\.\d+)", "".join(texts)))
 
 
 def other_ranges() -> Iterator[str]:
