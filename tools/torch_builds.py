@@ -25,6 +25,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from wheels import pip
+
 # Fetched and unpacked side by side, and half as much again for what else a run writes.
 CUDA_BUILD_GB = 15
 CPU_BUILD_GB = 3
@@ -140,13 +142,6 @@ def remove_builds(folder: Path) -> None:
 def link(build: Path) -> None:
     """Let the running environment read a build, and no other."""
     Path(sysconfig.get_path("purelib"), LINK).write_text(f"{build}\n", encoding="utf-8")
-
-
-def pip(*arguments: str | Path) -> None:
-    """Run pip of this environment; end the program if it fails."""
-    done = run_pip(*arguments)
-    if done.returncode:
-        sys.exit(f"pip {arguments[0]} failed:\n{done.stderr}")
 
 
 def run_pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -146,7 +146,6 @@ def remove_unnamed(names: list[str]) -> None:
 
 def pip(*arguments: str | Path) -> None:
     """Run pip of this environment; end the program if it fails."""
-    # Building in isolation must not see the constraints meant for the tests.
     command = [sys.executable, "-m", "pip", *map(str, arguments), "--quiet"]
     result = subprocess.run(command, check=False, env=os.environ | {"PIP_NO_INPUT": "1"})
     if result.returncode:
