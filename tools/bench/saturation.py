@@ -23,7 +23,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from bench.bench_models import MODELS, BenchModel, digits
 from versatil_core import SaturationWarning, audit, check_exactness, lower, quantize, sqnr_db
-from versatil_core.doctor import read_host
+from versatil_core.host import read_host
 from versatil_core.progress import StageProgress
 from versatil_passes import LoweringRules
 from versatil_x86 import CPUFeatures, X86InductorBackend

@@ -18,7 +18,7 @@ from rich.table import Table
 from bench.bench_models import MODELS
 from versatil_core import compile as compile_int8
 from versatil_core import quantize
-from versatil_core.doctor import read_host
+from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved, timed
 from versatil_core.progress import StageProgress
 from versatil_x86 import X86InductorBackend

@@ -16,6 +16,7 @@ def test_public_members_are_those_of_the_design() -> None:
         "is_dynamic",
         "is_qat",
         "supported_device_types",
+        "cpu_features",
         "create_quantizer",
         "environment_context",
         "activate_environment",

@@ -15,7 +15,8 @@ from versatil_core.command_tables import (
 )
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.discovery import BackendEntry
-from versatil_core.doctor import BackendHealth, Diagnosis, Finding, Host, Int8Plan
+from versatil_core.doctor import BackendHealth, Diagnosis, Finding, Int8Plan
+from versatil_core.host import Host
 
 HOST = Host("Some CPU", "x86_64", 2, ("avx2",))
 RESULT = DemoResult(

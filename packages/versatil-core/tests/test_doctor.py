@@ -15,24 +15,11 @@ from versatil_core.doctor import (
     examine,
     find_compiler,
     int8_plan,
-    read_host,
     saturation_findings,
     toolchain_findings,
 )
 from versatil_core.errors import BackendLoadError, BackendNotFoundError, UnsupportedVersionError
 from versatil_passes import LoweringRules, SaturatingPairs
-
-X86 = """processor	: 0
-model name	: Fast(R) CPU @ 3GHz
-flags		: fpu sse2 avx2 avx512f avx512_vnni amx_int8
-
-processor	: 1
-model name	: another name
-flags		: fpu
-"""
-ARM = """processor	: 0
-Features	: fp asimd asimddp i8mm bf16
-"""
 
 
 class FakeBackend(BasePT2EBackend):
@@ -92,25 +79,6 @@ def with_backends(
     monkeypatch.setattr(doctor, "installed_backends", lambda: entries)
     monkeypatch.setattr(doctor, "load_backend", load)
     monkeypatch.setattr(doctor, "host_backend", host)
-
-
-def test_host_from_x86_cpuinfo() -> None:
-    host = read_host(X86, "x86_64")
-    assert host.cpu == "Fast(R) CPU @ 3GHz"
-    assert host.features == ("avx2", "avx512f", "avx512_vnni", "amx_int8")
-
-
-def test_host_from_arm_cpuinfo() -> None:
-    host = read_host(ARM, "AArch64")
-    assert host.machine == "aarch64"
-    assert host.features == ("asimd", "asimddp", "i8mm", "bf16")
-
-
-def test_host_without_cpuinfo() -> None:
-    host = read_host("", "riscv64")
-    assert host.features == ()
-    assert host.cpu
-    assert host.cores >= 1
 
 
 def test_compiler_is_found_by_inductors_rule() -> None:

@@ -158,8 +158,11 @@ def tampered_scale(module: GraphModule) -> None:
 
 def tampered_weight_scales(module: GraphModule) -> None:
     """A constant that the reference has, too, under the same name."""
-    name = str(kernels(module)[2].args[4])
-    setattr(module, name, 1.1 * getattr(module, name))
+    scale = kernels(module)[2].args[4]
+    assert isinstance(scale, Node)
+    folder, _, name = str(scale.target).rpartition(".")
+    owner = module.get_submodule(folder)
+    setattr(owner, name, 1.1 * getattr(owner, name))
 
 
 def tampered_output_scale(module: GraphModule) -> None:

@@ -127,7 +127,7 @@ def test_a_flipped_bit_is_found(linear_backend: Backend, tmp_path: Path) -> None
     content[position + 3] ^= 1
     path.write_bytes(content)
 
-    with pytest.raises(ModelFileError, match="checksum"):
+    with pytest.raises(ModelFileError, match="Bad CRC-32"):
         load(path)
 
 

@@ -1,6 +1,7 @@
 """The x86 backend: options, discovery, and what it does on this and on other machines."""
 
 import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from versatil_core import (
     lower,
     quantize,
 )
+from versatil_core.host import Host
 from versatil_x86 import CPUFeatures, X86InductorBackend
 
 
@@ -136,3 +138,13 @@ def test_training_quantizer() -> None:
     converted = convert_pt2e(prepared)
     targets = [str(node.target) for node in converted.graph.nodes]
     assert any("dequantize_per_channel" in target for target in targets)
+
+
+def test_cpu_features_are_those_that_kernels_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host("", "x86_64", 1, (), ("avx", "avx2", "avx512f", "fma"))
+    monkeypatch.setattr(sys.modules["versatil_x86.backend"], "read_host", lambda: host)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert X86InductorBackend().cpu_features == ("avx", "avx2", "avx512f", "fma")
+
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert X86InductorBackend().cpu_features == ("avx", "avx2", "fma")

@@ -4,6 +4,10 @@ import pytest
 
 from versatil_x86 import CPUFeatures, cpu_features
 
+MODERN = (
+    *("fma", "avx", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
+    *("amx_tile", "amx_int8"),
+)
 AVX512 = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
 
 
@@ -84,3 +88,21 @@ def test_a_limit_of_onednn_is_a_limit_of_the_features(
 
     assert CPUFeatures.detect().has_vnni is vnni
     assert CPUFeatures.detect().avx2
+
+
+@pytest.mark.parametrize(
+    ("max_isa", "forbidden"),
+    [
+        ("", set()),
+        ("DEFAULT", set()),
+        ("AVX512_CORE_FP16", {"amx_tile", "amx_int8"}),
+        ("AVX512_CORE_VNNI", {"amx_tile", "amx_int8", "avx512_bf16", "avx_vnni"}),
+        ("avx512_core", {"amx_tile", "amx_int8", "avx512_bf16", "avx_vnni", "avx512_vnni"}),
+        ("AVX2_VNNI", {"amx_tile", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f"}),
+        ("SSE41", {*MODERN} - {"fma", "avx"}),
+    ],
+)
+def test_a_limit_forbids_flags(max_isa: str, forbidden: set[str]) -> None:
+    allowed = cpu_features.allowed_flags(MODERN, max_isa)
+
+    assert allowed == tuple(flag for flag in MODERN if flag not in forbidden)

@@ -28,6 +28,7 @@ from versatil_core.errors import (
     LoweringError,
     ModelFileError,
     NothingQuantizedError,
+    PackagingError,
     TargetError,
     TrainingUnsupportedError,
     UnsupportedDeviceError,
@@ -40,10 +41,13 @@ from versatil_core.exactness_report import ExactnessReport, InexactError, OpExac
 from versatil_core.export import export
 from versatil_core.inductor_settings import InductorSettings, PinnedSetting
 from versatil_core.lower import lower
+from versatil_core.manifest import Manifest, read_manifest
+from versatil_core.package import package
+from versatil_core.packaged_model import PackagedModel, load_package
 from versatil_core.quantize import convert, prepare, quantize
 from versatil_core.reference_info import ReferenceInfo, reference_info
 from versatil_core.saturation import SaturationWarning
-from versatil_core.saved_reference import Manifest, load, read_manifest, save
+from versatil_core.saved_reference import load, save
 from versatil_core.targets import QuantizationTarget
 from versatil_core.torchao_guard import load_quantizer_module
 
@@ -68,6 +72,8 @@ __all__ = [
     "ModelFileError",
     "NothingQuantizedError",
     "OpExactness",
+    "PackagedModel",
+    "PackagingError",
     "PinnedSetting",
     "QuantizationTarget",
     "ReferenceInfo",
@@ -92,8 +98,10 @@ __all__ = [
     "installed_backends",
     "load",
     "load_backend",
+    "load_package",
     "load_quantizer_module",
     "lower",
+    "package",
     "prepare",
     "quantize",
     "read_manifest",

@@ -5,9 +5,12 @@ Checked on torch 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
 
 import gc
 import importlib
+import io
+import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -45,6 +48,28 @@ def unflatten_for_call(
         module._in_spec,  # noqa: SLF001 -- torch has no public name for it
     )
     return call
+
+
+def unflatten_for_program(
+    program: torch.export.ExportedProgram, leaves: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put leaves into the structure with which an exported program is called."""
+    call: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(
+        list(leaves), program.call_spec.in_spec
+    )
+    return call
+
+
+def load_program(archive: IO[bytes]) -> torch.export.ExportedProgram:
+    """Read an exported program.
+
+    torch.export.load does the same, but logs the traceback of an error instead of raising it, and
+    then tries formats that are pickles.
+    """
+    package: Any = importlib.import_module("torch.export.pt2_archive._package")
+    program = package.load_pt2(archive).exported_programs["model"]
+    assert isinstance(program, torch.export.ExportedProgram)
+    return program
 
 
 def keyword_order(module: torch.fx.GraphModule) -> list[str]:
@@ -153,14 +178,134 @@ def compile_with_inductor(
     and a pass that fails would be reported as a failure of Inductor.
     """
     compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
+    _run_pre_grad_passes(module)
+    with patch_inductor_config({"pre_grad_custom_pass": None}):
+        compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(inputs))
+    return compiled
+
+
+def _run_pre_grad_passes(module: torch.fx.GraphModule) -> None:
     config: Any = importlib.import_module("torch._inductor.config")
     slot = config.pre_grad_custom_pass
     for graph_pass in slot if isinstance(slot, (list, tuple)) else [slot] if slot else []:
         graph_pass(module.graph)
     module.recompile()
-    with patch_inductor_config({"pre_grad_custom_pass": None}):
-        compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(inputs))
-    return compiled
+
+
+def compile_lock() -> AbstractContextManager[Any]:
+    """Keep other threads from compiling inside a ``with`` block; Dynamo takes the same lock."""
+    lock: AbstractContextManager[Any] = importlib.import_module(
+        "torch._dynamo.convert_frame"
+    ).compile_lock
+    return lock
+
+
+def compile_ahead_of_time(
+    module: torch.fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Run the pre-grad passes in force on an exported module, and compile it with AOTInductor.
+
+    Args:
+        module: Exported, without guards; it is changed.
+        args: Example inputs with the strides that inputs will have.
+        kwargs: The same, by name.
+
+    Returns:
+        Name -> content of the archive that AOTInductor would write.
+    """
+    inductor: Any = importlib.import_module("torch._inductor")
+    packages: Any = importlib.import_module("torch._inductor.package")
+    _run_pre_grad_passes(module)
+    buffer = io.BytesIO()
+    # A folder of its own: two processes that compile one model would write the same files.
+    with (
+        tempfile.TemporaryDirectory(prefix="versatil_") as folder,
+        patch_inductor_config(_ahead_of_time_values()),
+    ):
+        options = {"aot_inductor.package": True, "aot_inductor.output_path": folder}
+        files = inductor.aot_compile(module, tuple(args), dict(kwargs), options=options)
+        packages.package_aoti(buffer, files)
+    with zipfile.ZipFile(buffer) as archive:
+        return {
+            name: archive.read(name)
+            for name in archive.namelist()
+            # A random number, which would make each archive another.
+            if not name.endswith("/.data/serialization_id")
+        }
+
+
+def _ahead_of_time_values() -> dict[str, Any]:
+    config: Any = importlib.import_module("torch._inductor.config")
+    values: dict[str, Any] = {
+        "pre_grad_custom_pass": None,
+        # torch notes things about the last package here, and leaves them.
+        "aot_inductor.metadata": {},
+        "aot_inductor.model_name_for_generated_files": "model",
+    }
+    # Newer ones make the code three times as large, for debuggers.
+    if hasattr(config.aot_inductor, "enable_line_tables"):
+        values["aot_inductor.enable_line_tables"] = False
+    return values
+
+
+class NativeModel:
+    """A shared library that AOTInductor made, loaded into this process.
+
+    It checks nothing: tensors of other shapes, strides or dtypes than it was made for are read
+    beyond their end.
+
+    Attributes:
+        structure: How its inputs nest.
+    """
+
+    def __init__(self, library: str) -> None:
+        """Load and run the code in the file ``library``, which may be deleted afterwards."""
+        aoti = torch._C._aoti  # noqa: SLF001 -- torch's own loader imports all of Inductor
+        self._runner = aoti.AOTIModelContainerRunnerCpu(library, 1)
+        inputs, outputs = self._runner.get_call_spec()
+        self.structure = CallStructure(pytree.treespec_loads(inputs))
+        self._results = pytree.treespec_loads(outputs)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Run it on contiguous tensors; constants among the inputs are left out."""
+        return pytree.tree_unflatten(self._runner.run(list(tensors)), self._results)
+
+
+class CallStructure:
+    """How the inputs of an exported model nest."""
+
+    def __init__(self, spec: Any) -> None:
+        """Take it from what torch keeps."""
+        self.count: int = spec.num_leaves
+        self._nested = pytree.tree_unflatten([None] * spec.num_leaves, spec)
+        _, self._spec = pytree.tree_flatten(self._nested)
+
+    @classmethod
+    def of_module(cls, module: torch.fx.GraphModule) -> "CallStructure":
+        """Take it from an exported module."""
+        return cls(module._in_spec)  # noqa: SLF001 -- see unflatten_for_call
+
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """Flatten inputs, in whichever order names are given; None if they nest otherwise."""
+        inputs = (tuple(args), dict(kwargs))
+        leaves, spec = pytree.tree_flatten(inputs)
+        if spec != self._spec:
+            leaves, spec = pytree.tree_flatten(_in_order(inputs, self._nested))
+        return list(leaves) if spec == self._spec else None
+
+    def __str__(self) -> str:
+        args, kwargs = self._nested
+        by_name = f" and by name {', '.join(kwargs)}" if kwargs else ""
+        return f"{len(args)} by position{by_name}"
+
+
+def _in_order(value: Any, like: Any) -> Any:
+    """Bring the keys of dictionaries into the order of another nested value."""
+    if type(like) is dict and type(value) is dict and value.keys() == like.keys():
+        return {key: _in_order(value[key], like[key]) for key in like}
+    if type(like) in {tuple, list} and type(value) is type(like) and len(value) == len(like):
+        return type(value)(map(_in_order, value, like))
+    return value
 
 
 def dynamic_shapes_for_call(module: torch.fx.GraphModule, leaves: Sequence[Any]) -> Any:
@@ -180,8 +325,10 @@ class _Leaf:
         self.value = value
 
 
-def copy_graph_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a module with a graph of its own and the same tensors and submodules.
+def copy_graph_module(
+    module: torch.fx.GraphModule, kind: type[torch.fx.GraphModule] = torch.fx.GraphModule
+) -> torch.fx.GraphModule:
+    """Return a module of a ``kind``, with a graph of its own and the same tensors and submodules.
 
     ``copy.deepcopy`` would do, if torch did not warn about its own classes while it copies the
     description of the inputs (from 2.12 on).
@@ -191,9 +338,24 @@ def copy_graph_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph.output(copied[0]).meta = dict(copied[1].meta)
     # It holds how inputs are flattened, and is only read.
     graph.set_codegen(module.graph._codegen)  # noqa: SLF001 -- has a setter, but no getter
-    result = torch.fx.GraphModule(module, graph)
+    result = kind(module, graph)
     result.meta = dict(module.meta)
     return result
+
+
+def clone_tensors(module: torch.fx.GraphModule) -> None:
+    """Give a copied module tensors of its own."""
+    for owner in module.modules():
+        for kept in (owner._parameters, owner._buffers):  # noqa: SLF001 -- assigning would check types
+            kept.update({name: _clone(value) for name, value in kept.items()})
+
+
+def _clone(value: Any) -> Any:
+    if value is None:
+        return None
+    clone = value.detach().clone()
+    is_parameter = isinstance(value, torch.nn.Parameter)
+    return torch.nn.Parameter(clone, value.requires_grad) if is_parameter else clone
 
 
 def run_and_get_code(function: Callable[[], Any]) -> tuple[Any, list[str]]:

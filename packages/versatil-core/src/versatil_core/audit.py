@@ -1,9 +1,9 @@
 """Say of every layer whether it runs as int8, on which kernel, or why not."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch.fx import GraphModule
 
@@ -90,6 +90,21 @@ class Audit:
             "notes": list(self.notes),
             "layers": [asdict(layer) for layer in self.layers],
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild what :meth:`to_dict` returned.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field is not what it should be.
+        """
+        layers = [{**layer, "post_ops": tuple(layer["post_ops"])} for layer in values["layers"]]
+        return cls(
+            backend=str(values["backend"]),
+            layers=tuple(LayerAudit(**layer) for layer in layers),
+            notes=tuple(map(str, values["notes"])),
+        )
 
     def __str__(self) -> str:
         """A table as text, 100 columns wide, with the notes below."""

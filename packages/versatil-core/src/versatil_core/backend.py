@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from versatil_core.environment import environment_variables, set_environment_variables
+from versatil_core.host import read_host
 from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
 
@@ -61,6 +62,14 @@ class BasePT2EBackend(ABC):
         Kept in saved models, and shown by :func:`versatil_core.audit` and ``versatil doctor``.
         """
         return {}
+
+    @property
+    def cpu_features(self) -> tuple[str, ...]:
+        """Instruction sets that code and kernels may use on this machine, by their kernel names.
+
+        A packaged model runs where all that it was made with are here.
+        """
+        return read_host().instruction_sets
 
     def environment_context(self) -> AbstractContextManager[None]:
         """Set the backend's environment variables and Inductor values in a ``with`` block.

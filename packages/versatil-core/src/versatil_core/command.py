@@ -200,14 +200,55 @@ def quantize(
 
 
 @app.command()
-def inspect(
+def package(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A file `quantize` wrote.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write.", dir_okay=False)
+    ],
+    *,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Compile for another backend than the one the model was quantized for; auto: "
+            "the one that suits this CPU."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile a quantized model for this CPU, into a file that loads without a compiler.
+
+    The file is written whole or not at all: after an error, an older one is intact.
+    """
+    from versatil_core.command_job import job
+
+    with job(is_verbose=verbose) as console:
+        from versatil_core.command_package import package_file, package_lines
+        from versatil_core.command_tables import file_size
+        from versatil_core.progress import StageProgress
+
+        with StageProgress(console) as progress:
+            manifest = package_file(path, output, backend, progress)
+        size = output.stat().st_size
+        if as_json:
+            _print_json({"output": str(output), "bytes": size, **manifest.to_dict()})
+        else:
+            for line in package_lines(manifest):
+                typer.echo(line)
+            typer.echo(f"Written to {output} ({file_size(size)})")
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file `quantize` or `package` wrote.")
+    ],
     *,
     backend: Annotated[
         str | None,
         typer.Option(
             help="Ask for another backend than the one the model was quantized for; auto: "
-            "the one that suits this CPU."
+            "the one that suits this CPU. A package has but one."
         ),
     ] = None,
     require_int8: Annotated[
@@ -223,21 +264,27 @@ def inspect(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show which layers run as int8, and why others don't."""
+    """Show what a model file is, which of its layers run as int8, and why others don't.
+
+    The whole file is checked; no code in it is run.
+    """
     from versatil_core.command_job import job
 
     with job(is_verbose=verbose) as console:
-        from versatil_core.audit import audit
-        from versatil_core.command_quantize import backend_of, float_layers_outside
-        from versatil_core.saved_reference import load
+        from versatil_core.command_inspect import inspect_file
+        from versatil_core.command_manifest import manifest_table
+        from versatil_core.command_quantize import float_layers_outside
+        from versatil_core.command_tables import print_result
 
-        reference = load(path)
-        chosen = backend_of(reference) if backend is None else _choose_backend(backend)
-        result = audit(reference, chosen)
+        manifest, result = inspect_file(
+            path, None if backend is None else lambda: _choose_backend(backend)
+        )
         unexpected = float_layers_outside(result, exclude or ())
         if as_json:
-            _print_json(result.to_dict())
+            _print_json({**result.to_dict(), "manifest": manifest.to_dict()})
         else:
+            print_result(manifest_table(manifest, path.stat().st_size))
+            typer.echo()
             _print_audit(result)
         if require_int8 and unexpected:
             names = ", ".join(layer.module_path or layer.node for layer in unexpected)

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.discovery import BackendEntry
-from versatil_core.doctor import Diagnosis, Host, Int8Plan
+from versatil_core.doctor import Diagnosis, Int8Plan
+from versatil_core.host import Host
 
 __all__ = ["backends_table", "demo_report", "doctor_report", "file_size", "print_result"]
 

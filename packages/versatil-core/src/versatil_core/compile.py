@@ -4,14 +4,14 @@ import itertools
 import logging
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
 from versatil_core.backend import BasePT2EBackend
-from versatil_core.errors import InputError
+from versatil_core.errors import InputError, LoweringError
 from versatil_core.export import input_specs
 from versatil_core.input_check import input_faults
 from versatil_core.lower import check_host, lower, lowered_copy
@@ -30,6 +30,9 @@ class CompiledModel(torch.nn.Module):
     different input shapes, ``TORCHDYNAMO_DISABLE=1``), the lowered graph runs instead: slower, still int8, and said
     in the log. Gradients are off inside. Input tensors are never written to.
 
+    ``copy.deepcopy`` gives a model that compiles anew at its first call. ``train()`` and ``eval()`` change nothing: the
+    model was captured in eval mode. Any thread may call it.
+
     Attributes:
         reference: The quantize/dequantize graph that defines the results.
         backend: The backend that compiles it.
@@ -42,6 +45,7 @@ class CompiledModel(torch.nn.Module):
         super().__init__()
         self.reference = reference
         self.backend = backend
+        self._dynamic = dynamic
         self._lowered: GraphModule | None = None
         self._run = torch.compile(
             _own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic
@@ -63,6 +67,20 @@ class CompiledModel(torch.nn.Module):
         except Exception as error:
             _explain_inputs(self.reference, args, kwargs, error)
             raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledModel":
+        reference = _torch_compat.copy_graph_module(self.reference)
+        _torch_compat.clone_tensors(reference)
+        copied = CompiledModel(reference, self.backend, dynamic=self._dynamic)
+        copied.train(self.training)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce__(self) -> NoReturn:
+        raise LoweringError(
+            "a compiled model is native code of this process, which cannot be pickled: save() its reference, then "
+            "load() and compile() it where it is needed, or package() it once and load_package() it there"
+        )
 
     @staticmethod
     def _traced(model: "CompiledModel", *args: Any, **kwargs: Any) -> Any:

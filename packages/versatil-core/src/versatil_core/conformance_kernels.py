@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +15,12 @@ from versatil_core.conformance_models import ANY_BATCH, ModelCase, cached_refere
 from versatil_core.conformance_process import changed, process_state, put_back_afterwards
 from versatil_core.errors import InputError
 from versatil_core.exactness import check_exactness, sqnr_db
+from versatil_core.int8_calls import int8_calls
 from versatil_core.lower import lower
 
 # Both run the same kernels. Inductor computes what is around them in another order, so that a
 # value between two steps may round to the other one, which feeds the next layer.
 _MIN_COMPILED_DB = 40.0
-_COMMENT = re.compile(r"^\s*(#|//).*$", re.MULTILINE)
-# In the code for Python and for C++: onednn.qlinear_pointwise.default(, __qlinear_pointwise_tensor(
-_INT8_CALL = re.compile(r"\b(onednn\.|aoti_torch_cpu__)q(linear|conv)\w*_pointwise[\w.]*\(")
 
 
 @dataclass(frozen=True)
@@ -85,18 +82,6 @@ class KernelConformance(ConformanceCase):
 
     def _compiled(self, options: Options) -> Compilation:
         return _compilation(self.backend_class, as_json(options))
-
-
-def int8_calls(code: str) -> int:
-    """Count the calls of oneDNN's int8 kernels in what Inductor generated.
-
-    An operator that is not bound to a kernel, such as ``versatil.qlinear``, is no such call.
-
-    Example:
-        >>> int8_calls("buf1 = torch.ops.onednn.qlinear_pointwise.default(buf0, scale)")
-        1
-    """
-    return len(_INT8_CALL.findall(_COMMENT.sub("", code)))
 
 
 @functools.lru_cache(maxsize=8)

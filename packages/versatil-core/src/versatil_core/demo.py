@@ -17,8 +17,8 @@ from versatil_core.demo_digits import digits_subject
 from versatil_core.demo_minilm import minilm_subject
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.demo_subject import Subject
-from versatil_core.doctor import read_host
 from versatil_core.exactness import check_exactness
+from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved, timed
 from versatil_core.lower import lower
 from versatil_core.progress import StageProgress

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from versatil_core.doctor import Host
+from versatil_core.host import Host
 
 __all__ = ["DeclinedLayer", "DemoResult", "Latency"]
 

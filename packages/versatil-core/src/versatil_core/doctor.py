@@ -10,40 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.discovery import BackendEntry, host_backend, installed_backends, load_backend
 from versatil_core.errors import UnsupportedVersionError
+from versatil_core.host import Host, read_host
 from versatil_core.saturation import saturation_advice
 from versatil_core.versions import SUPPORTED_VERSIONS, check_pair, check_version, installed_version
 from versatil_passes.errors import VersatilError
 from versatil_passes.lowering_rules import LoweringRules
 
-__all__ = ["BackendHealth", "Diagnosis", "Finding", "Host", "Int8Plan", "examine", "read_host"]
-
-# The instruction sets that decide how fast and how exact int8 is, by their kernel names.
-INT8_FEATURES = (
-    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
-    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
-)
-
-
-@dataclass(frozen=True)
-class Host:
-    """This machine.
-
-    Attributes:
-        cpu: The processor's name.
-        machine: ``platform.machine()`` in lower case.
-        cores: Physical cores.
-        features: Those of `INT8_FEATURES` that the CPU has.
-    """
-
-    cpu: str
-    machine: str
-    cores: int
-    features: tuple[str, ...]
+__all__ = ["BackendHealth", "Diagnosis", "Finding", "Int8Plan", "examine"]
 
 
 @dataclass(frozen=True)
@@ -145,34 +121,6 @@ def examine() -> Diagnosis:
         backends=backends,
         int8=plan,
         findings=tuple(sorted(findings, key=lambda finding: finding.level)),
-    )
-
-
-def read_host(cpuinfo: str | None = None, machine: str | None = None) -> Host:
-    """Read what this machine is.
-
-    Args:
-        cpuinfo: Text as in Linux's ``/proc/cpuinfo``; this machine's if None.
-        machine: As ``platform.machine()``; this machine's if None.
-
-    Returns:
-        The host. Without ``/proc/cpuinfo`` it has no features.
-    """
-    if cpuinfo is None:
-        path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text(encoding="utf-8") if path.is_file() else ""
-    machine = (machine or platform.machine()).lower()
-    fields: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip().lower(), value.strip())
-    flags = set((fields.get("flags") or fields.get("features") or "").split())
-    return Host(
-        cpu=fields.get("model name") or platform.processor() or machine,
-        machine=machine,
-        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
-        features=tuple(name for name in INT8_FEATURES if name in flags),
     )
 
 

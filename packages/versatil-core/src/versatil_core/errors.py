@@ -15,7 +15,8 @@
     ├── InputError               (ValueError)    an input does not fit the exported model
     ├── ExportError              (RuntimeError)  torch.export could not capture the model
     ├── NothingQuantizedError    (RuntimeError)  no operator was there to quantize
-    ├── ModelFileError           (ValueError)    a file is not a saved reference
+    ├── ModelFileError           (ValueError)    a file is no model file, damaged, or can't be written
+    ├── PackagingError           (RuntimeError)  a reference could not be packaged
     └── LoweringError            (RuntimeError)  a reference could not be lowered
 
 ``UnsupportedVersionError`` is that of versatil_passes; here it also tells of torchao.
@@ -39,6 +40,7 @@ __all__ = [
     "LoweringError",
     "ModelFileError",
     "NothingQuantizedError",
+    "PackagingError",
     "TargetError",
     "TrainingUnsupportedError",
     "UnsupportedDeviceError",
@@ -136,16 +138,24 @@ class UnsupportedHostError(VersatilError, RuntimeError):
         backend: The backend's name.
         machine: ``platform.machine()`` of this host, lower case.
         machine_types: The machines that have the kernels.
+        missing_features: Instruction sets that a packaged model needs and this CPU lacks.
     """
 
     def __init__(
-        self, message: str, *, backend: str, machine: str, machine_types: Sequence[str]
+        self,
+        message: str,
+        *,
+        backend: str,
+        machine: str,
+        machine_types: Sequence[str],
+        missing_features: Sequence[str] = (),
     ) -> None:
-        """Keep the backend, this machine and the machines it would run on."""
+        """Keep the backend, this machine, the machines it would run on, and what this one lacks."""
         super().__init__(message)
         self.backend = backend
         self.machine = machine
         self.machine_types = tuple(machine_types)
+        self.missing_features = tuple(missing_features)
 
 
 class TargetError(VersatilError, ValueError):
@@ -223,7 +233,7 @@ class NothingQuantizedError(VersatilError, RuntimeError):
 
 
 class ModelFileError(VersatilError, ValueError):
-    """A file cannot be written, or is missing, damaged or not a saved reference.
+    """A file cannot be written, or is missing, damaged or not a model file of the kind asked for.
 
     Attributes:
         path: The file.
@@ -233,6 +243,10 @@ class ModelFileError(VersatilError, ValueError):
         """Keep the path."""
         super().__init__(message)
         self.path = path
+
+
+class PackagingError(VersatilError, RuntimeError):
+    """A reference could not be packaged, or the package is not what it should be."""
 
 
 class LoweringError(VersatilError, RuntimeError):

@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from versatil_core._torch_compat import copy_graph_module, tree_leaves
+from versatil_core._torch_compat import (
+    copy_graph_module,
+    flatten_inputs,
+    keyword_order,
+    tree_leaves,
+    unflatten_like,
+)
 from versatil_core.compile import CompiledModel, compile  # noqa: A004 -- the verb
 from versatil_core.errors import LoweringError
 from versatil_core.exactness_report import ExactnessReport, OpExactness
+from versatil_core.export import model_inputs
 from versatil_core.lower import is_lowered, lowered_copy
 from versatil_passes import QuantLiftUp
 from versatil_passes.graph_queries import is_mutating
@@ -23,7 +30,7 @@ from versatil_passes.int8_chain import is_dequantize
 def check_exactness(
     reference: GraphModule,
     candidate: torch.nn.Module,
-    inputs: Sequence[Any],
+    inputs: Any,
     *,
     float_model: torch.nn.Module | None = None,
 ) -> ExactnessReport:
@@ -35,7 +42,7 @@ def check_exactness(
     Args:
         reference: What :func:`versatil_core.quantize` or :func:`versatil_core.load` returned.
         candidate: What :func:`versatil_core.lower` or :func:`versatil_core.compile` made of it.
-        inputs: Positional inputs of the model.
+        inputs: Inputs of the model: a tensor, a tuple of inputs, or a mapping of inputs by name.
         float_model: The model before quantization, to measure how much farther from it the candidate is.
 
     Returns:
@@ -56,7 +63,13 @@ def check_exactness(
         True
     """
     # A model may write to its inputs.
-    reference_inputs, candidate_inputs = _copies(inputs), _copies(inputs)
+    call = model_inputs(inputs)
+    names = (*keyword_order(reference), *call.kwargs)
+    named = {name: call.kwargs[name] for name in names if name in call.kwargs}
+    # A graph is interpreted with its inputs one after another.
+    leaves = flatten_inputs(call.args, named)
+    reference_inputs = _copies(leaves)
+    args, kwargs = unflatten_like(_copies(leaves), call.args, named)
     with torch.no_grad():
         lifted = copy_graph_module(reference)
         QuantLiftUp()(lifted.graph)
@@ -64,7 +77,7 @@ def check_exactness(
         expected = recorder.run(*reference_inputs)
         if is_lowered(candidate):
             assert isinstance(candidate, GraphModule)
-            ops = tuple(_walk(candidate, recorder.values, _copies(inputs), expected))
+            ops = tuple(_walk(candidate, recorder.values, _copies(leaves), expected))
         elif isinstance(candidate, CompiledModel):
             if candidate.reference is not reference:
                 raise LoweringError(
@@ -75,13 +88,15 @@ def check_exactness(
             raise TypeError(
                 f"candidate must come from lower() or compile(), not be a {type(candidate).__name__}"
             )
-        result = candidate(*candidate_inputs)
+        result = candidate(*args, **kwargs)
         loss_db = None
         if float_model is not None:
-            wanted = float_model(*_copies(inputs))
+            own_args, own_kwargs = unflatten_like(_copies(leaves), call.args, named)
+            wanted = float_model(*own_args, **own_kwargs)
             loss_db = _tree_sqnr_db(expected, wanted) - _tree_sqnr_db(result, wanted)
     untouched = all(
-        _is_equal(old, new) for old, new in zip(reference_inputs, candidate_inputs, strict=True)
+        _is_equal(old, new)
+        for old, new in zip(reference_inputs, flatten_inputs(args, kwargs), strict=True)
     )
     return ExactnessReport(ops, _tree_sqnr_db(result, expected), untouched, loss_db)
 

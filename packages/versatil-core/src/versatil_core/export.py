@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from versatil_core import _torch_compat
 from versatil_core.errors import ExportError, UnsupportedDeviceError
 from versatil_core.reference_info import DynamicSize, InputSpec
 from versatil_core.versions import check_versions
+
+# What torch keeps while it traces a model belongs to the whole process: one thread at a time.
+tracing = threading.RLock()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Turn a reference into a graph of int8 operators that runs eagerly."""
 
 import platform
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import GraphModule
@@ -8,6 +9,7 @@ from torch.fx import GraphModule
 from versatil_core._torch_compat import copy_graph_module
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.errors import LoweringError, UnsupportedHostError
+from versatil_core.export import tracing
 from versatil_core.quantize import drop_unused_state
 from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
@@ -20,6 +22,26 @@ from versatil_passes import (
 )
 
 _RECORD = "versatil_lowering"
+
+
+class LoweredModule(GraphModule):
+    """A graph of int8 operators whose weights are packed for the kernels of this machine.
+
+    ``copy.deepcopy`` shares the packed weights, which nothing can change. ``train()`` and ``eval()`` change nothing:
+    the model was captured in eval mode.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+        # torch cannot copy them.
+        memo.update({id(value): value for value in self.buffers() if value.is_mkldnn})
+        copied: GraphModule = super().__deepcopy__(memo)
+        return copied
+
+    def __reduce__(self) -> NoReturn:
+        raise LoweringError(
+            "a lowered module holds weights that are packed for this machine and cannot be pickled: save() the "
+            "reference that it was lowered from, then load() and lower() it where it is needed"
+        )
 
 
 def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
@@ -45,7 +67,8 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     check_host(backend)
     lowered, record = lowered_copy(reference, backend.lowering_rules)
     warn_about_saturation(record, backend.lowering_rules)
-    Int8Lowering(backend.lowering_rules).kernels(allow_in_place=False)(lowered.graph)
+    with tracing:
+        Int8Lowering(backend.lowering_rules).kernels(allow_in_place=False)(lowered.graph)
     drop_unused_state(lowered)
     lowered.recompile()
     lowered.meta[_RECORD] = record
@@ -70,9 +93,10 @@ def lowered_copy(
         raise LoweringError(
             "this module is lowered already: pass the reference that it was lowered from"
         )
-    lowered = copy_graph_module(reference)
+    lowered = copy_graph_module(reference, LoweredModule)
     lowering = Int8Lowering(rules)
-    PassChain(QuantLiftUp(), lowering)(lowered.graph)
+    with tracing:  # a pass that computes a value would be traced, too
+        PassChain(QuantLiftUp(), lowering)(lowered.graph)
     return lowered, lowering.record
 
 

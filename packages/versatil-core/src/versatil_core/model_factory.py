@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from versatil_core.errors import ModelFileError
-from versatil_core.saved_reference import read_manifest
+from versatil_core.manifest import read_manifest
 from versatil_passes.errors import VersatilError
 
 __all__ = ["ModelSource", "ModelSourceError", "load_calibration", "load_model_source"]

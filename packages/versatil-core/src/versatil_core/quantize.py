@@ -1,6 +1,5 @@
 """Turns a float model into a reference: quantize and dequantize around float operators."""
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,21 +8,21 @@ import torch
 from torch.fx import GraphModule, Node
 
 from versatil_core import _torch_compat
-from versatil_core.__about__ import __version__
 from versatil_core.backend import backend_options
 from versatil_core.calibration import calibrate, first_batch_checked, positional_names
 from versatil_core.errors import CalibrationError, NothingQuantizedError, TrainingUnsupportedError
-from versatil_core.export import check_devices, export, input_specs, model_inputs
+from versatil_core.export import check_devices, export, input_specs, model_inputs, tracing
+from versatil_core.manifest import current_versions
 from versatil_core.module_scope import is_node_inside
+from versatil_core.parameter_names import rename_weights, weight_names
 from versatil_core.reference_info import ReferenceInfo, TargetInfo, attach_reference_info
 from versatil_core.targets import QuantizationTarget, Targets, as_targets, check_targets
-from versatil_core.versions import SUPPORTED_VERSIONS, check_versions, installed_version
+from versatil_core.versions import check_versions
 
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 _ANNOTATION = "quantization_annotation"
-_exporting = threading.Lock()  # torch.export traces one model at a time
 
 
 def quantize(
@@ -76,7 +75,7 @@ def quantize(
     batches = _calibration_batches(targets, calibration)
     device_types = _common_device_types(targets)
     check_devices(model, model_inputs(example_inputs), device_types)
-    with _exporting:
+    with tracing:
         exported = export(
             model,
             example_inputs,
@@ -196,10 +195,12 @@ def _quantizer(targets: Sequence[QuantizationTarget]) -> "Quantizer":
 def _convert_in_place(prepared: GraphModule) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
+    names = weight_names(prepared)
     # torchao draws random example inputs for its patterns.
-    with _exporting, torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with tracing, torch.no_grad(), torch.random.fork_rng(devices=[]):
         reference: GraphModule = convert_pt2e(prepared, fold_quantize=True)
     drop_unused_state(reference)
+    rename_weights(reference, names)
     reference.requires_grad_(False)
     allow_mode_calls(reference)
     return reference
@@ -308,10 +309,7 @@ def _info(
         ),
         inputs=input_specs(reference),
         calibration_batches=calibration_batches,
-        versions={
-            **{name: installed_version(name) for name in SUPPORTED_VERSIONS},
-            "versatil-core": __version__,
-        },
+        versions=current_versions(),
     )
 
 

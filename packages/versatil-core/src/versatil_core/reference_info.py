@@ -92,10 +92,10 @@ class ReferenceInfo:
             TypeError: A field is not what it should be.
         """
         return cls(
-            targets=tuple(TargetInfo(**target) for target in values["targets"]),
+            targets=tuple(target_info(target) for target in values["targets"]),
             inputs=tuple(_input_spec(spec) for spec in values["inputs"]),
             calibration_batches=int(values["calibration_batches"]),
-            versions=dict(values["versions"]),
+            versions=texts(values["versions"]),
         )
 
 
@@ -127,6 +127,31 @@ def find_reference_info(reference: torch.fx.GraphModule) -> ReferenceInfo | None
 def attach_reference_info(reference: torch.fx.GraphModule, info: ReferenceInfo) -> None:
     """Keep the information with the module; deep copies of the module keep it too."""
     reference.meta[_META_KEY] = info
+
+
+def target_info(values: Mapping[str, Any]) -> TargetInfo:
+    """Rebuild a target from JSON values.
+
+    Raises:
+        TypeError: A field is missing or not what it should be.
+    """
+    info = TargetInfo(**values)
+    if not (isinstance(info.module_path, str) and isinstance(info.backend, str)):
+        raise TypeError(f"a target names a module and a backend, not {info}")
+    return TargetInfo(info.module_path, info.backend, {**info.options}, texts(info.reasons))
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the same, known to map texts to texts.
+
+    Raises:
+        TypeError: Something else is in it.
+    """
+    if not isinstance(values, Mapping) or not all(
+        isinstance(text, str) for text in values.values()
+    ):
+        raise TypeError(f"expected names and texts, got {values!r}")
+    return dict(values)
 
 
 def _input_spec(values: Mapping[str, Any]) -> InputSpec:

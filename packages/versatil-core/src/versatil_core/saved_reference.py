@@ -1,58 +1,49 @@
 """Saves a reference into one portable file, and loads it in a process that knows nothing of it."""
 
-import contextlib
+import io
 import json
 import os
-import secrets
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
 
 import torch
 from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
 from versatil_core.errors import ModelFileError
-from versatil_core.quantize import allow_mode_calls
-from versatil_core.reference_info import (
-    InputSpec,
-    ReferenceInfo,
-    attach_reference_info,
-    reference_info,
+from versatil_core.manifest import (
+    PORTABLE,
+    check_kind,
+    check_torch_of_portable,
+    manifest_values,
+    parse_manifest,
 )
+from versatil_core.model_file import read_model_file, write_model_file
+from versatil_core.program_check import ProgramError, check_program
+from versatil_core.quantize import allow_mode_calls
+from versatil_core.reexport import example, reexport
+from versatil_core.reference_info import ReferenceInfo, attach_reference_info, reference_info
 from versatil_core.versions import check_versions
 
-FORMAT_VERSION = 1
-_MANIFEST = "versatil_manifest.json"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a saved file says about its model.
-
-    Attributes:
-        format_version: Version of the file format.
-        info: How the reference was made, for which backends, and which inputs it takes.
-    """
-
-    format_version: int
-    info: ReferenceInfo
+_PROGRAM = "models/model.json"
+# torch keeps example inputs as a pickle; they can be made from the manifest instead.
+_EXAMPLES = "data/sample_inputs/model.pt"
+_PAYLOADS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 
 
 def save(reference: GraphModule, path: str | os.PathLike[str]) -> None:
-    """Write a reference into a file.
+    """Write a reference into a portable file.
 
-    The file appears all at once: if anything fails, what was there before is still there.
+    It holds the graph, the int8 weights, and what else is read of the model's state, by their
+    names in the float model; and no pickle. The file appears all at once: if anything fails,
+    what was there before is still there.
 
     Args:
         reference: From :func:`versatil_core.quantize` or :func:`load`.
         path: The file; ``.pt2`` is customary. Its folder must exist.
 
     Raises:
-        ModelFileError: The folder does not exist or cannot be written to, or ``reference`` is no
-            reference.
+        ModelFileError: The folder does not exist or cannot be written to, ``reference`` is no
+            reference, or it holds what only a pickle could keep.
         UnsupportedVersionError: torch or torchao is outside the tested range.
 
     Example:
@@ -64,23 +55,21 @@ def save(reference: GraphModule, path: str | os.PathLike[str]) -> None:
         True
     """
     check_versions()
-    path = Path(path)
     info = reference_info(reference)
-    manifest = json.dumps({"format_version": FORMAT_VERSION, **info.to_dict()})
-    args, kwargs = _torch_compat.unflatten_for_call(reference, [*map(_example, info.inputs)])
-    with torch.no_grad():
-        program = torch.export.export(
-            reference, args, kwargs, dynamic_shapes=_dynamic_shapes(reference, info)
-        )
-    with _replacing(path) as file:
-        torch.export.save(program, file, extra_files={_MANIFEST: manifest})
+    members = _archive_members(reference, info)
+    try:
+        _check_members(members)
+    except ProgramError as error:
+        raise ModelFileError(f"{path} cannot be written: {error}", path=str(path)) from error
+    write_model_file(path, manifest_values(info), members)
 
 
 def load(path: str | os.PathLike[str]) -> GraphModule:
     """Load a reference.
 
     Nothing else has to be imported, and the backend that it was quantized for need not be
-    installed. Load only files you trust: ``torch.export.load`` also reads pickled objects.
+    installed. The whole file is checked before torch sees it, nothing is unpickled, and its graph
+    may only call operators.
 
     Args:
         path: A file from :func:`save`.
@@ -89,120 +78,85 @@ def load(path: str | os.PathLike[str]) -> GraphModule:
         The reference, equal to the saved one.
 
     Raises:
-        ModelFileError: The file is missing, damaged, of another format version or no saved
-            reference.
-        UnsupportedVersionError: torch or torchao is outside the tested range.
+        ModelFileError: The file is missing, damaged, changed, of another format version, a package,
+            or no model file.
+        UnsupportedVersionError: torch or torchao is outside the tested range, or a newer torch
+            wrote the file.
     """
     check_versions()
-    manifest = read_manifest(path)
+    file = read_model_file(path)
+    manifest = parse_manifest(path, file.manifest)
+    check_kind(path, manifest, PORTABLE)
+    check_torch_of_portable(path, manifest)
     _torch_compat.register_quantized_ops()
     try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"checksum of {damaged}")  # noqa: TRY301 -- explained below
-        with Path(path).open("rb") as file:
-            module = torch.export.load(file).module()
-    # torch.export.load has no error of its own for damaged files.
+        members = dict(file.members)
+        _check_members(members)
+        module = _module(members, manifest.info)
+    # torch has no error of its own for programs that it can't read.
     except Exception as error:
-        versions = ", ".join(f"{name} {v}" for name, v in manifest.info.versions.items())
+        versions = ", ".join(f"{name} {v}" for name, v in manifest.written_with.items())
         raise ModelFileError(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}. It was saved with "
-            f"{versions}, this is torch {torch.__version__}; if they agree, the file is damaged",
+            f"{path} cannot be loaded: {type(error).__name__}: {error}. It was written with "
+            f"{versions}, this is torch {torch.__version__}; if they agree, the file is damaged or "
+            f"was made to do harm",
             path=str(path),
         ) from error
-    assert isinstance(module, GraphModule)
     module.requires_grad_(False)
     allow_mode_calls(module)
     attach_reference_info(module, manifest.info)
     return module
 
 
-def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """Read what a saved file says about its model, without loading the model.
+def _archive_members(reference: GraphModule, info: ReferenceInfo) -> dict[str, bytes]:
+    """Export a reference once more, and return what torch would put into a file, without pickles."""
+    buffer = io.BytesIO()
+    torch.export.save(reexport(reference, info), buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        return {
+            name: archive.read(name)
+            for name in archive.namelist()
+            # A random number, which would make each file another.
+            if not name.endswith((_EXAMPLES, "/.data/serialization_id"))
+        }
 
-    Args:
-        path: A file from :func:`save`.
+
+def _check_members(members: dict[str, bytes]) -> None:
+    """Refuse a pickle, and a program that calls anything but operators.
 
     Raises:
-        ModelFileError: The file is missing, damaged, of another format version or no saved
-            reference.
+        ProgramError: There is one.
     """
-    try:
-        values = json.loads(_manifest_text(path))
-        found = values.get("format_version")
-        if found != FORMAT_VERSION:
-            raise ModelFileError(
-                f"{path} has the format version {found}, and this versatil-core reads "
-                f"{FORMAT_VERSION}: use the versatil-core that saved it "
-                f"({values.get('versions', {}).get('versatil-core', 'unknown')}), or save it anew",
-                path=str(path),
-            )
-        return Manifest(found, ReferenceInfo.from_dict(values))
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ModelFileError(
-            f"{path} holds a damaged manifest: {type(error).__name__}: {error}. Save it anew",
-            path=str(path),
-        ) from error
+    root = next(iter(members)).partition("/")[0]
+    allowed = {
+        f"{root}/{name}"
+        for name in ("archive_format", "archive_version", "byteorder", ".data/version")
+    }
+    allowed |= {f"{root}/{name}" for name in (_PROGRAM, *_PAYLOADS)}
+    for name in _PAYLOADS:
+        for tensor, payload in json.loads(members[f"{root}/{name}"])["config"].items():
+            if payload["use_pickle"]:
+                raise ProgramError(
+                    f"{tensor} is no plain tensor, so that only a pickle could hold it, and a pickle "
+                    f"can run anything when it is read"
+                )
+            allowed.add(f"{root}/{name.rpartition('/')[0]}/{payload['path_name']}")
+    if unknown := sorted(members.keys() - allowed):
+        raise ProgramError(f"{', '.join(unknown[:3])} has no place in a portable file")
+    check_program(members[f"{root}/{_PROGRAM}"])
 
 
-def _manifest_text(path: str | os.PathLike[str]) -> str:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if n.rpartition("/")[2] == _MANIFEST]
-            if names:
-                return archive.read(names[0]).decode()
-    except FileNotFoundError as error:
-        raise ModelFileError(f"{path} does not exist", path=str(path)) from error
-    except (zipfile.BadZipFile, OSError) as error:
-        raise ModelFileError(
-            f"{path} is not a model file, or is damaged: {error}. A model file is what "
-            f"versatil_core.save() or `versatil quantize` writes",
-            path=str(path),
-        ) from error
-    raise ModelFileError(
-        f"{path} has no manifest: it is damaged, or was not written by versatil_core.save(). A "
-        f"program from torch.export.save is float; quantize it first",
-        path=str(path),
-    )
-
-
-def _example(spec: InputSpec) -> Any:
-    if spec.shape is None:
-        return spec.value
-    sizes = [size if isinstance(size, int) else size.example for size in spec.shape]
-    # Zeros are valid for every dtype, also as indices into an embedding.
-    return torch.zeros(sizes, dtype=getattr(torch, str(spec.dtype).removeprefix("torch.")))
-
-
-def _dynamic_shapes(reference: GraphModule, info: ReferenceInfo) -> Any:
-    """Return shapes for exporting the reference again; limits and equal sizes are in its guards."""
-    leaves = [
-        None
-        if spec.shape is None
-        else {
-            dim: torch.export.Dim.AUTO
-            for dim, size in enumerate(spec.shape)
-            if not isinstance(size, int)
-        }
-        for spec in info.inputs
-    ]
-    return _torch_compat.dynamic_shapes_for_call(reference, leaves)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that takes the place of ``path`` if the block ends well."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise ModelFileError(
-            f"{path} cannot be written: {error}. What was there before is unchanged",
-            path=str(path),
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _module(members: dict[str, bytes], info: ReferenceInfo) -> GraphModule:
+    root = next(iter(members)).partition("/")[0]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in {**members, f"{root}/{_EXAMPLES}": b""}.items():
+            archive.writestr(name, data)
+    buffer.seek(0)
+    program = _torch_compat.load_program(buffer)
+    leaves = [*map(example, info.inputs)]
+    # Without examples torch leaves out the checks of the inputs.
+    program.example_inputs = _torch_compat.unflatten_for_program(program, leaves)
+    module = program.module()
+    assert isinstance(module, GraphModule)
+    return module

@@ -112,8 +112,8 @@ def check_pair(torch: str, torchao: str) -> None:
     Raises:
         UnsupportedVersionError: They do not.
     """
-    wanted = TORCHAO_FOR_TORCH[_minor(torch)]
-    if _minor(torchao) == wanted:
+    wanted = TORCHAO_FOR_TORCH[minor(torch)]
+    if minor(torchao) == wanted:
         return
     raise UnsupportedVersionError(
         f"torchao {torchao} is installed with torch {torch}, but versatil is tested with torchao "
@@ -125,5 +125,11 @@ def check_pair(torch: str, torchao: str) -> None:
     )
 
 
-def _minor(version: str) -> str:
+def minor(version: str) -> str:
+    """Return the first two numbers of a version.
+
+    Example:
+        >>> minor("2.13.0+cpu")
+        '2.13'
+    """
     return ".".join(map(str, Version(version).release[:2]))

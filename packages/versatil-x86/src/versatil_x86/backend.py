@@ -1,12 +1,14 @@
 """The x86 backend."""
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.host import read_host
 from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
-from versatil_x86.cpu_features import CPUFeatures
+from versatil_x86.cpu_features import MAX_ISA, CPUFeatures, allowed_flags
 from versatil_x86.rules import x86_lowering_rules
 from versatil_x86.saturation import BACKEND_NAME, SaturationChoice, choose_saturation
 from versatil_x86.settings import X86_SETTINGS
@@ -100,6 +102,14 @@ class X86InductorBackend(BasePT2EBackend):
     def lowering_rules(self) -> LoweringRules:
         """What the int8 lowering may do on this CPU."""
         return x86_lowering_rules(CPUFeatures.detect())
+
+    @property
+    def cpu_features(self) -> tuple[str, ...]:
+        """Instruction sets that code and kernels may use on this CPU, by their kernel names.
+
+        Without those that ``ONEDNN_MAX_CPU_ISA`` forbids.
+        """
+        return allowed_flags(read_host().instruction_sets, os.environ.get(MAX_ISA, ""))
 
     def create_quantizer(self, module_path: str = "") -> "Quantizer":
         """Return a torchao quantizer that annotates one submodule and nothing else.

@@ -2,11 +2,13 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Self
 
+MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 _CPUINFO = Path("/proc/cpuinfo")
 # What oneDNN may use if ONEDNN_MAX_CPU_ISA limits it (oneDNN developer guide, "CPU Dispatcher Control"); the names
 # that are not here limit nothing that matters.
@@ -20,6 +22,15 @@ _WITHIN_ISA: dict[str, tuple[str, ...]] = {
     "AVX512_CORE_VNNI": ("avx2", "avx512", "avx512_vnni"),
     "AVX512_CORE_BF16": ("avx2", "avx512", "avx512_vnni", "avx512_bf16"),
     "AVX512_CORE_FP16": ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx_vnni"),
+}
+# How the flags begin that go with a feature, the longer ones first.
+_FEATURE_OF_FLAG = {
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "avx512": "avx512",
+    "avx_vnni": "avx_vnni",
+    "avx2": "avx2",
+    "amx": "amx_int8",
 }
 
 
@@ -67,7 +78,7 @@ class CPUFeatures:
         The environment variable ``ONEDNN_MAX_CPU_ISA`` limits them, as it limits oneDNN itself.
         """
         features = cls.from_flags(_host_flags())
-        return features.within(os.environ.get("ONEDNN_MAX_CPU_ISA", ""))
+        return features.within(os.environ.get(MAX_ISA, ""))
 
     def within(self, max_isa: str) -> Self:
         """Return those features that oneDNN uses under a limit.
@@ -100,6 +111,27 @@ class CPUFeatures:
             amx_int8=not flags.isdisjoint({"amx_int8", "amxint8"}),
             avx512_bf16=not flags.isdisjoint({"avx512_bf16", "avx512bf16"}),
         )
+
+
+def allowed_flags(flags: Iterable[str], max_isa: str) -> tuple[str, ...]:
+    """Return those CPU flags that kernels may use under a limit.
+
+    Args:
+        flags: Flags as Linux writes them into ``/proc/cpuinfo``.
+        max_isa: As in ``ONEDNN_MAX_CPU_ISA``; other texts limit nothing.
+
+    Example:
+        >>> allowed_flags(["fma", "avx2", "avx512f", "avx512_vnni"], "AVX512_CORE")
+        ('fma', 'avx2', 'avx512f')
+    """
+    everything = {field.name: True for field in fields(CPUFeatures)}
+    allowed = CPUFeatures(**everything).within(max_isa)
+    return tuple(flag for flag in flags if getattr(allowed, _feature_of(flag), True))
+
+
+def _feature_of(flag: str) -> str:
+    """Return the feature that a flag comes with; empty if no limit concerns it."""
+    return next((name for start, name in _FEATURE_OF_FLAG.items() if flag.startswith(start)), "")
 
 
 @cache

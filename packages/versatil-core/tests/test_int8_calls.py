@@ -1,8 +1,8 @@
-"""The suite counts the calls of int8 kernels in generated code, and nothing that only looks alike."""
+"""The calls of int8 kernels in generated code are counted, and nothing that only looks alike."""
 
 import pytest
 
-from versatil_core.conformance_kernels import int8_calls
+from versatil_core.int8_calls import int8_calls
 
 
 @pytest.mark.parametrize(
