@@ -86,7 +86,7 @@ def no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Return what stands in for the result of compiling."""
-    command = f"// Compile cmd\n// g++ -I /home/me {KERNEL}"
+    command = f"// Compile cmd\n// g++ -I ~me/include {KERNEL}"
     members = {
         f"{FOLDER}/model.wrapper.cpp": f"{KERNEL}\n{command}".encode(),
         f"{FOLDER}/model.wrapper.so": b"library",

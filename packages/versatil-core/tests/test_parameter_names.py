@@ -29,7 +29,9 @@ def test_weights_scales_and_biases(linear_backend: Backend) -> None:
     assert names(reference, torch.int64) == ["0.weight_zero_point", "1.1.weight_zero_point"]
     state = reference.state_dict()
     weight = state["0.weight"] * state["0.weight_scale"][:, None]
-    assert torch.allclose(weight, model.state_dict()["0.weight"], atol=float(state["0.weight_scale"].max()))
+    assert torch.allclose(
+        weight, model.state_dict()["0.weight"], atol=float(state["0.weight_scale"].max())
+    )
 
 
 def test_step_by_step_gives_the_same_names(linear_backend: Backend) -> None:

@@ -298,3 +298,17 @@ def forge(file: Path, change: Callable[[str, bytes], bytes]) -> None:
     found = read_model_file(file)
     members = {name: change(name, data) for name, data in found.members.items()}
     write_model_file(file, found.manifest, members)
+
+
+def test_a_file_is_less_than_a_third_of_the_float_one(
+    linear_backend: Backend, tmp_path: Path
+) -> None:
+    """No float weight stays whose int8 copy is used; what is left is the graph."""
+    layers = [torch.nn.Linear(256, 256) for _ in range(8)]
+    model, x = torch.nn.Sequential(*layers), torch.randn(2, 256)
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "float.pt2")
+
+    save(quantize(model, x, linear_backend(), [x]), tmp_path / "int8.pt2")
+
+    int8, floats = ((tmp_path / name).stat().st_size for name in ("int8.pt2", "float.pt2"))
+    assert int8 <= 0.30 * floats

@@ -20,6 +20,7 @@ from versatil_core._torch_compat import run_and_get_code
 from versatil_core.int8_calls import int8_calls
 from versatil_core.versions import TORCHAO_FOR_TORCH, minor
 from versatil_x86 import X86InductorBackend
+from versatil_x86._torch_compat import has_dynamic_conv_kernel
 
 FOLDER = Path(__file__).parents[3] / "tests" / "portable_files"
 
@@ -44,7 +45,10 @@ def test_it_is_exact_int8_here(path: Path) -> None:
 
     lowered = lower(reference, backend)
 
-    assert [layer.op for layer in audit(reference, backend).float_layers] == ["embedding"]
+    # torch 2.9 has no shape function for dynamic convolutions.
+    keeps_convolutions = "dynamic" in path.stem and not has_dynamic_conv_kernel()
+    floats = {layer.op for layer in audit(reference, backend).float_layers}
+    assert floats == ({"embedding", "conv2d"} if keeps_convolutions else {"embedding"})
     for batch in batches():
         check_exactness(reference, lowered, batch).raise_if_inexact()
 
