@@ -8,6 +8,7 @@ import torch
 from torch.export import Dim
 
 from versatil_core.program_check import (
+    PRIVATE_NOTES,
     ProgramError,
     check_expression,
     check_program,
@@ -127,12 +128,34 @@ def test_what_is_no_expression(text: str, reason: str) -> None:
         check_expression(text)
 
 
-@pytest.mark.parametrize(
-    "text", [b"{", b"[" * 100_000, b'{"spec": "{\\"default_factory_module\\": \\"antigravity\\"}"}']
-)
+@pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b'{"in_spec": "{"}', b"\xff"])
 def test_no_program(text: bytes) -> None:
     with pytest.raises(ProgramError):
         check_program(text)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        {"inputs": [{"as_tensor": {"name": "x=exit()"}}]},
+        {"forward_arg_names": ["x: exit()"]},
+        {"buffer_name": 'a"); exit(); ("'},
+        {"fqn": "a\nexit()"},
+        {"tensor_values": {"'+exit()+'": {}}},
+        {"as_operator": "torch.hub.load"},
+        {
+            "in_spec": json.dumps(
+                [1, {"type": "builtins.dict", "context": json.dumps(["a=exit()"])}]
+            )
+        },
+        {"in_spec": json.dumps([1, {"type": "x'", "context": "null"}])},
+        {"out_spec": json.dumps([1, {"context": json.dumps({"default_factory_module": "this"})}])},
+        {"something_new": "exit()"},
+    ],
+)
+def test_names_that_would_be_code(program: dict[str, Any]) -> None:
+    with pytest.raises(ProgramError, match=r"into code|no operator"):
+        check_program(json.dumps(program).encode())
 
 
 def test_the_checks_reach_everywhere() -> None:
@@ -159,6 +182,9 @@ def test_what_torch_writes_is_accepted() -> None:
 
     x, auto = torch.randn(8, 6), {0: Dim.AUTO, 1: Dim.AUTO}
     program = torch.export.export(Sizes(), (x, {"a b": x}), dynamic_shapes=(auto, {"a b": auto}))
+    for node in program.graph.nodes:
+        for note in PRIVATE_NOTES:
+            node.meta.pop(note, None)
     text = serialize(program).exported_program
     assert text.count(b"expr_str") > 5
     assert b"guards_code" in text

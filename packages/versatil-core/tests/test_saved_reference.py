@@ -1,5 +1,6 @@
 """A saved reference is portable, and a file is replaced whole or not at all."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -177,6 +178,14 @@ def test_nothing_in_it_is_a_pickle(file: Path) -> None:
     assert not [name for name in contents if "sample_inputs" in name]
     # Every protocol that torch has written starts like this, or as a zip file of its own.
     assert not [name for name, data in contents.items() if data[:2] in {b"\x80\x02", b"PK"}]
+
+
+def test_nothing_of_this_machine_is_in_it(file: Path) -> None:
+    contents = read_model_file(file)
+
+    text = json.dumps(dict(contents.manifest)).encode() + b"".join(contents.members.values())
+    assert str(Path(__file__).parent).encode() not in text
+    assert b"def forward" not in text
 
 
 def test_loading_unpickles_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """What the text of an exported program may contain, so that loading it runs nothing but operators.
 
-A program names functions by dotted paths below ``torch``, and holds sizes and guards as expressions that torch
-evaluates as Python. A file from elsewhere could name ``torch.serialization.os.system`` there.
+A program names functions by dotted paths below ``torch``, holds sizes and guards as expressions that torch evaluates
+as Python, and its names become those of generated Python. A file from elsewhere could name
+``torch.serialization.os.system`` there, or an input ``x=exit()``.
 """
 
 import ast
@@ -38,7 +39,18 @@ _FUNCTIONS = frozenset(
 )
 _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "item"})
 _MATH = frozenset({"ceil", "floor", "trunc", "sqrt"})
-_TEXT = re.compile(r"[\w .\-/:+]{0,200}")
+# What can stand in generated code, quoted or as a name, and do nothing there.
+_TEXT = re.compile(r"[\w .\-/:+]{0,1000}")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,1000}|")
+# How the texts of a program are used; those under any other name have to be harmless everywhere.
+_EXPRESSIONS = frozenset({"expr_str", "guards_code"})
+_FUNCTION_NAMES = frozenset({"target", "as_operator"})
+_IDENTIFIERS = frozenset({"name", "as_name", "forward_arg_names"})
+_STRUCTURES = frozenset({"in_spec", "out_spec"})
+_NOTES = frozenset({"nn_module_stack", "torch_fn", "source_fn_stack"})
+# Lines of source code and folders of the machine that exported it: in no file of ours.
+PRIVATE_NOTES = ("stack_trace", "from_node", "custom")
+_VALUES = frozenset({"as_string", "as_strings"})
 _MAX_EXPRESSION = 20_000
 _MAX_NUMBER = 2**64
 _MAX_EXPONENT = 16
@@ -71,18 +83,19 @@ def check_program(text: bytes) -> None:
         values = json.loads(text)
         for key, value in _texts(values, ""):
             _check_text(key, value)
-    except RecursionError as error:
+    except (RecursionError, MemoryError) as error:
         raise ProgramError("it nests too deeply") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ProgramError(f"it is no JSON: {error}") from error
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield every text with the key that it stands under."""
+    """Yield every text with the key that it stands under; keys, too."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
         for name, item in value.items():
+            yield "", name
             yield from _texts(item, name)
     elif isinstance(value, list):
         for item in value:
@@ -90,13 +103,34 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _check_text(key: str, text: str) -> None:
-    if key in {"expr_str", "guards_code"}:
+    if key in _EXPRESSIONS:
         check_expression(text)
-    elif key == "target":
+    elif key in _FUNCTION_NAMES:
         check_target(text)
-    elif "default_factory" in text or ("_module" in text and '"type"' in text):
-        # How torch writes the type of an input that names a Python object to import.
-        raise ProgramError(f"an input's type is written as {text[:80]!r}")
+    elif key in _IDENTIFIERS:
+        _check_form(key, text, _IDENTIFIER)
+    elif key in _STRUCTURES:
+        _check_structure(key, text)
+    elif key not in _NOTES | _VALUES:
+        _check_form(key, text, _TEXT)
+
+
+def _check_form(key: str, text: str, form: re.Pattern[str]) -> None:
+    if not form.fullmatch(text):
+        raise ProgramError(f"{key or 'a name'} is {text[:80]!r}, which torch would write into code")
+
+
+def _check_structure(key: str, text: str) -> None:
+    """Check how inputs or results nest: names of types, and JSON within JSON that holds names of values."""
+    for name, part in _texts(json.loads(text) if text else None, key):
+        if name == "context":
+            for _, value in _texts(json.loads(part), name):
+                # The context of a defaultdict names a module to import.
+                _check_form(
+                    "a name of an input or result", value.replace("default_factory", "'"), _TEXT
+                )
+        else:
+            _check_form(key, part, _TEXT)
 
 
 def check_target(target: str) -> None:

@@ -36,10 +36,18 @@ def example_call(reference: GraphModule, info: ReferenceInfo) -> ModelInputs:
 
 def example(spec: InputSpec) -> Any:
     """Return an input that fits; zeros are valid for every dtype, also as indices into an embedding."""
+    value = placeholder(spec)
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def placeholder(spec: InputSpec) -> Any:
+    """Return the same, of zeros that share one place in memory, whatever sizes a file may claim."""
     if spec.shape is None:
         return spec.value
     sizes = [size if isinstance(size, int) else size.example for size in spec.shape]
-    return torch.zeros(sizes, dtype=getattr(torch, str(spec.dtype).removeprefix("torch.")))
+    return torch.zeros((), dtype=getattr(torch, str(spec.dtype).removeprefix("torch."))).expand(
+        sizes
+    )
 
 
 def _dynamic_sizes(spec: InputSpec) -> dict[int, Any]:

@@ -18,9 +18,9 @@ from versatil_core.manifest import (
     parse_manifest,
 )
 from versatil_core.model_file import read_model_file, write_model_file
-from versatil_core.program_check import ProgramError, check_program
+from versatil_core.program_check import PRIVATE_NOTES, ProgramError, check_program
 from versatil_core.quantize import allow_mode_calls
-from versatil_core.reexport import example, reexport
+from versatil_core.reexport import placeholder, reexport
 from versatil_core.reference_info import ReferenceInfo, attach_reference_info, reference_info
 from versatil_core.versions import check_versions
 
@@ -110,8 +110,10 @@ def load(path: str | os.PathLike[str]) -> GraphModule:
 
 def _archive_members(reference: GraphModule, info: ReferenceInfo) -> dict[str, bytes]:
     """Export a reference once more, and return what torch would put into a file, without pickles."""
+    program = reexport(reference, info)
+    _drop_private_notes(program)
     buffer = io.BytesIO()
-    torch.export.save(reexport(reference, info), buffer)
+    torch.export.save(program, buffer)
     with zipfile.ZipFile(buffer) as archive:
         return {
             name: archive.read(name)
@@ -119,6 +121,14 @@ def _archive_members(reference: GraphModule, info: ReferenceInfo) -> dict[str, b
             # A random number, which would make each file another.
             if not name.endswith((_EXAMPLES, "/.data/serialization_id"))
         }
+
+
+def _drop_private_notes(program: torch.export.ExportedProgram) -> None:
+    """Forget the source code that nodes came from; the paths of modules stay."""
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
+    for node in [node for graph in graphs for node in graph.nodes]:
+        for note in PRIVATE_NOTES:
+            node.meta.pop(note, None)
 
 
 def _check_members(members: dict[str, bytes]) -> None:
@@ -154,8 +164,8 @@ def _module(members: dict[str, bytes], info: ReferenceInfo) -> GraphModule:
             archive.writestr(name, data)
     buffer.seek(0)
     program = _torch_compat.load_program(buffer)
-    leaves = [*map(example, info.inputs)]
-    # Without examples torch leaves out the checks of the inputs.
+    # Without examples torch leaves out the checks of the inputs; it reads no values of them.
+    leaves = [*map(placeholder, info.inputs)]
     program.example_inputs = _torch_compat.unflatten_for_program(program, leaves)
     module = program.module()
     assert isinstance(module, GraphModule)
