@@ -175,7 +175,7 @@ def test_nothing_in_it_is_a_pickle(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
 
-    assert not [name for name in contents if "sample_inputs" in name]
+    assert [data for name, data in contents.items() if "sample_inputs" in name] == [b""]
     # Every protocol that torch has written starts like this, or as a zip file of its own.
     assert not [name for name, data in contents.items() if data[:2] in {b"\x80\x02", b"PK"}]
 
@@ -240,6 +240,13 @@ def test_a_program_that_was_made_to_do_harm(
     forge(file, change)
 
     with pytest.raises(ModelFileError, match=reason):
+        load(file)
+
+
+def test_pickled_examples_are_not_read(file: Path) -> None:
+    forge(file, lambda name, data: b"evil" if name.endswith("sample_inputs/model.pt") else data)
+
+    with pytest.raises(ModelFileError, match=r"model\.pt is a pickle"):
         load(file)
 
 

@@ -206,7 +206,7 @@ def test_modules_called_twice_and_tied_weights() -> None:
     # Two uses of one weight may be two observers, which see different activations.
     weights = int8_weights(reference)
     assert {name.removesuffix("_1") for name in weights} <= {
-        *("twice_weight_int8", "head_weight_int8", "again_weight_int8", "embedding_weight_int8")
+        *("twice.weight", "head.weight", "again.weight", "embedding.weight")
     }
     assert_cannot_saturate(reference, len(weights))
     lowered: tuple[LoweredOp, ...] = lower(reference, SAFE).meta["versatil_lowering"].lowered
@@ -233,8 +233,8 @@ def test_buffers_are_named_after_their_weights() -> None:
 
     reference = quantize(Convolutions().eval(), x, SAFE, [x])
 
-    names = {f"{name}_weight" for name in ("stem", "blocks_0", "blocks_1")} | {"functional"}
-    assert int8_weights(reference).keys() == {f"{name}_int8" for name in names}
+    names = {"stem.weight", "blocks.0.weight", "blocks.1.weight", "functional"}
+    assert int8_weights(reference).keys() == names
     buffers = dict(reference.named_buffers())
     for name in names:
         assert buffers[f"{name}_scale"].dtype is torch.float32
@@ -247,17 +247,21 @@ def test_a_name_that_is_taken_is_not_overwritten() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
-            self.register_buffer("layer_weight_int8", torch.ones(4))
+            self.register_buffer(
+                "layer_weight_int8", torch.ones(4)
+            )  # the observer's own name for it
+            self.layer.register_buffer("weight_scale", torch.ones(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) + self.layer_weight_int8
+            return self.layer(x) + self.layer_weight_int8 + self.layer.weight_scale
 
     x = torch.randn(8, 4)
     model = Taken().eval()
 
     reference = quantize(model, x, SAFE, [x])
 
-    assert int8_weights(reference).keys() == {"layer_weight_int8_1"}
+    assert int8_weights(reference).keys() == {"layer.weight"}
+    assert "layer.weight_scale_1" in reference.state_dict()
     assert sqnr_db(reference(x), model(x)) > 25
 
 

@@ -192,6 +192,11 @@ def _run_pre_grad_passes(module: torch.fx.GraphModule) -> None:
     module.recompile()
 
 
+def is_traced_elsewhere(error: Exception) -> bool:
+    """Whether Dynamo refused a call since something is traced; it asks the process, not the thread."""
+    return "symbolically trace a dynamo-optimized function" in str(error)
+
+
 def compile_lock() -> AbstractContextManager[Any]:
     """Keep other threads from compiling inside a ``with`` block; Dynamo takes the same lock."""
     lock: AbstractContextManager[Any] = importlib.import_module(

@@ -21,6 +21,8 @@ from versatil_passes import DecomposeQuantization, Int8Lowering, QuantLiftUp, pa
 
 _log = logging.getLogger(__name__)
 _model_numbers = itertools.count()
+# How often a call waits for other threads that compile; each compiles a few sizes at most.
+_TRIES = 50
 
 
 class CompiledModel(torch.nn.Module):
@@ -61,12 +63,18 @@ class CompiledModel(torch.nn.Module):
             # Dynamo would trace NumPy, fail, and leave the exported checks of the inputs broken.
             error = TypeError("a NumPy array is no input of a compiled model")
             _explain_inputs(self.reference, args, kwargs, error)
-        try:
-            with torch.no_grad():
-                return self._run(self, *args, **kwargs)
-        except Exception as error:
-            _explain_inputs(self.reference, args, kwargs, error)
-            raise
+        for _ in range(_TRIES):
+            try:
+                with torch.no_grad():
+                    return self._run(self, *args, **kwargs)
+            except Exception as error:
+                if not _torch_compat.is_traced_elsewhere(error):
+                    _explain_inputs(self.reference, args, kwargs, error)
+                    raise
+            with _torch_compat.compile_lock():
+                continue  # after the thread that compiles right now
+        with torch.no_grad():
+            return self._run(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledModel":
         reference = _torch_compat.copy_graph_module(self.reference)

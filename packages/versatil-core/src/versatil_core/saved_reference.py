@@ -116,10 +116,11 @@ def _archive_members(reference: GraphModule, info: ReferenceInfo) -> dict[str, b
     torch.export.save(program, buffer)
     with zipfile.ZipFile(buffer) as archive:
         return {
-            name: archive.read(name)
+            # Empty instead of missing, so that torch.export.load reads the file, too.
+            name: b"" if name.endswith(_EXAMPLES) else archive.read(name)
             for name in archive.namelist()
             # A random number, which would make each file another.
-            if not name.endswith((_EXAMPLES, "/.data/serialization_id"))
+            if not name.endswith("/.data/serialization_id")
         }
 
 
@@ -142,7 +143,7 @@ def _check_members(members: dict[str, bytes]) -> None:
         f"{root}/{name}"
         for name in ("archive_format", "archive_version", "byteorder", ".data/version")
     }
-    allowed |= {f"{root}/{name}" for name in (_PROGRAM, *_PAYLOADS)}
+    allowed |= {f"{root}/{name}" for name in (_PROGRAM, _EXAMPLES, *_PAYLOADS)}
     for name in _PAYLOADS:
         for tensor, payload in json.loads(members[f"{root}/{name}"])["config"].items():
             if payload["use_pickle"]:
@@ -153,14 +154,15 @@ def _check_members(members: dict[str, bytes]) -> None:
             allowed.add(f"{root}/{name.rpartition('/')[0]}/{payload['path_name']}")
     if unknown := sorted(members.keys() - allowed):
         raise ProgramError(f"{', '.join(unknown[:3])} has no place in a portable file")
+    if members[f"{root}/{_EXAMPLES}"]:
+        raise ProgramError(f"{_EXAMPLES} is a pickle, which can run anything when it is read")
     check_program(members[f"{root}/{_PROGRAM}"])
 
 
 def _module(members: dict[str, bytes], info: ReferenceInfo) -> GraphModule:
-    root = next(iter(members)).partition("/")[0]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in {**members, f"{root}/{_EXAMPLES}": b""}.items():
+        for name, data in members.items():
             archive.writestr(name, data)
     buffer.seek(0)
     program = _torch_compat.load_program(buffer)
