@@ -47,7 +47,9 @@ def test_a_killed_process_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     code = (
-        "import sys, time; from versatil_core.atomic_file import replacing\n"
+        "import signal, sys, time; from versatil_core.atomic_file import replacing\n"
+        # Whoever starts the tests in the background lets them ignore Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with replacing(sys.argv[1]) as file:\n"
         "    file.write(b'half' * 100_000); file.flush(); print('half', flush=True); time.sleep(60)"
     )
@@ -69,11 +71,14 @@ def test_a_missing_folder(tmp_path: Path) -> None:
     assert error.value.path == str(tmp_path / "nowhere" / "file")
 
 
-def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="cannot be written"):
-        write(tmp_path, b"")
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ModelFileError, match="a folder, a device or a pipe"):
+            write(path, b"")
 
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -7,13 +7,9 @@ import pytest
 import torch
 from torch.export import Dim
 
-from versatil_core.program_check import (
-    PRIVATE_NOTES,
-    ProgramError,
-    check_expression,
-    check_program,
-    check_target,
-)
+from versatil_core._torch_compat import register_quantized_ops
+from versatil_core.program_check import PRIVATE_NOTES, check_program, check_target
+from versatil_core.size_expressions import ProgramError, check_expression
 
 
 @pytest.mark.parametrize(
@@ -21,7 +17,8 @@ from versatil_core.program_check import (
     [
         "torch.ops.aten.linear.default",
         "torch.ops.quantized_decomposed.quantize_per_tensor.tensor",
-        "torch.ops.their_own.op.default",
+        "torch.ops.aten.__and__.Tensor",
+        "torch.ops.higher_order.cond",
         "_operator.getitem",
         "torch.sym_max",
         "torch._sym_sqrt",
@@ -29,6 +26,8 @@ from versatil_core.program_check import (
     ],
 )
 def test_operators(target: str) -> None:
+    register_quantized_ops()
+
     check_target(target)
 
 
@@ -39,8 +38,13 @@ def test_operators(target: str) -> None:
         "torch.hub.load",
         "torch.load",
         "torch.ops.load_library",
+        "torch.ops.load_library.__call__",
+        "torch.ops.import_module.evil",
+        "torch.ops.higher_order.flat_apply",
+        "torch.ops.unknown.op.default",
         "torch.ops.aten.__class__.mro.x",
         "torch.ops.aten.from_file.default",
+        "torch.ops.aten._reshape_alias.default",
         "torch.ops.prim.Print.default",
         "torch.ops.aten.linear.default.__globals__",
         "_operator.methodcaller",
@@ -97,6 +101,23 @@ def test_arithmetic(text: str) -> None:
         "(x := 1)",
         "10**10**10",
         "9**99",
+        "Pow(Integer(10), Integer(99999999999))",
+        "PowByNatural(Integer(10), Symbol('s0'))",
+        "((2**3)**3)",
+        "2**3 + 2**3 + 2**3",
+        "Float('1.0', precision=10**9)",
+        "Float('1.1', 999999999)",
+        "9^9^9",
+        "1e999999999",
+        "1e300",
+        "Tuple('1e999999999')",
+        "Float('1.0', precision=1000000)",
+        "Rational('1e999999999')",
+        "Integer('9' * 9)",
+        "LShift(Integer(1), Integer(9999999999))",
+        "Mul(" + ", ".join(f"Add(Symbol('s{n}'), 1)" for n in range(7)) + ")",
+        "Max(" + ", ".join(f"s{n}" for n in range(13)) + ")",
+        "Mul(" + ", ".join(f"Symbol('s{n}')" for n in range(9)) + ")",
         "1 << 2**60",
         "9" * 40,
         "open('x')",
@@ -128,7 +149,9 @@ def test_what_is_no_expression(text: str, reason: str) -> None:
         check_expression(text)
 
 
-@pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b'{"in_spec": "{"}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", [b'{"in_spec": "[1, {}]"}', b"{", b"[" * 100_000, b'{"in_spec": "{"}', b"\xff"]
+)
 def test_no_program(text: bytes) -> None:
     with pytest.raises(ProgramError):
         check_program(text)
@@ -150,11 +173,21 @@ def test_no_program(text: bytes) -> None:
         },
         {"in_spec": json.dumps([1, {"type": "x'", "context": "null"}])},
         {"out_spec": json.dumps([1, {"context": json.dumps({"default_factory_module": "this"})}])},
-        {"something_new": "exit()"},
+        {"out_spec": json.dumps([1, {"context": {"__enum__": True, "fqn": "evil:X"}}])},
+        {
+            "out_spec": json.dumps(
+                [1, {"context": json.dumps([{"__enum__": True, "fqn": "evil:X"}])}]
+            )
+        },
+        {"something_new": '"+exit()+"'},
+        {"constant_input": {"value": {"as_string": "abc' #\n, 'm')\n  exit()"}}},
+        {"range_constraints": {"exit()": {}}},
     ],
 )
 def test_names_that_would_be_code(program: dict[str, Any]) -> None:
-    with pytest.raises(ProgramError, match=r"into code|no operator"):
+    with pytest.raises(
+        ProgramError, match=r"into code|no operator|no plain key|inputs nest|arithmetic"
+    ):
         check_program(json.dumps(program).encode())
 
 

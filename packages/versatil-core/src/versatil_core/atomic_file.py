@@ -26,9 +26,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         The new file, open for writing.
 
     Raises:
-        ModelFileError: The system refuses: no such folder, no permission, a full disk.
+        ModelFileError: The system refuses: no such folder, no permission, a full disk. Or ``path``
+            is no file.
     """
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ModelFileError(
+            f"{path} cannot be written: it is a folder, a device or a pipe, which a file would replace",
+            path=str(path),
+        )
     # Short, since the name of the target may already be as long as names can be.
     temporary = target.with_name(f".{secrets.token_hex(8)}.part")
     try:

@@ -271,20 +271,21 @@ def inspect(
     from versatil_core.command_job import job
 
     with job(is_verbose=verbose) as console:
-        from versatil_core.command_inspect import inspect_file
+        from versatil_core.command_inspect import audit_of_file, checked_manifest
         from versatil_core.command_manifest import manifest_table
         from versatil_core.command_quantize import float_layers_outside
         from versatil_core.command_tables import print_result
 
-        manifest, result = inspect_file(
-            path, None if backend is None else lambda: _choose_backend(backend)
-        )
+        manifest = checked_manifest(path)
+        if not as_json:
+            print_result(manifest_table(manifest, path.stat().st_size))
+            typer.echo()
+        choose = None if backend is None else lambda: _choose_backend(backend)
+        result = audit_of_file(path, manifest, choose)
         unexpected = float_layers_outside(result, exclude or ())
         if as_json:
             _print_json({**result.to_dict(), "manifest": manifest.to_dict()})
         else:
-            print_result(manifest_table(manifest, path.stat().st_size))
-            typer.echo()
             _print_audit(result)
         if require_int8 and unexpected:
             names = ", ".join(layer.module_path or layer.node for layer in unexpected)

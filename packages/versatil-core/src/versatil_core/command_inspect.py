@@ -11,30 +11,39 @@ from versatil_core.manifest import Manifest, parse_manifest
 from versatil_core.model_file import read_model_file
 from versatil_core.saved_reference import load
 
-__all__ = ["inspect_file"]
+__all__ = ["audit_of_file", "checked_manifest"]
 
 
-def inspect_file(
-    path: Path, choose_backend: Callable[[], BasePT2EBackend] | None
-) -> tuple[Manifest, Audit]:
-    """Check a model file and say which of its layers are int8; no code in it is run.
+def checked_manifest(path: Path) -> Manifest:
+    """Check a whole model file, and return what it says about itself.
+
+    Raises:
+        ModelFileError: It can't be used.
+    """
+    return parse_manifest(path, read_model_file(path).manifest)
+
+
+def audit_of_file(
+    path: Path, manifest: Manifest, choose_backend: Callable[[], BasePT2EBackend] | None
+) -> Audit:
+    """Say which layers of a model file are int8; no code in it is run.
 
     Args:
         path: A portable file or a package.
+        manifest: Of the same file.
         choose_backend: Makes the backend to ask; None asks the one that the file names.
 
     Returns:
-        The manifest, and the audit: of a package the one it was made with.
+        The audit: of a package the one it was made with.
 
     Raises:
         ModelFileError: The file can't be used, or a backend was chosen for a package.
         BackendNotFoundError: The backend that a portable file names isn't installed here.
     """
-    manifest = parse_manifest(path, read_model_file(path).manifest)
     if manifest.package is None:
         reference = load(path)
         backend = backend_of(reference) if choose_backend is None else choose_backend()
-        return manifest, audit(reference, backend)
+        return audit(reference, backend)
     if choose_backend is not None:
         raise ModelFileError(
             f"{path} is a package, compiled for {manifest.package.backend.backend}: leave --backend "
@@ -42,7 +51,7 @@ def inspect_file(
             path=str(path),
         )
     try:
-        return manifest, Audit.from_dict(manifest.package.audit)
+        return Audit.from_dict(manifest.package.audit)
     except (KeyError, TypeError) as error:
         raise ModelFileError(
             f"{path} holds a damaged manifest: {type(error).__name__}: {error}. Package it anew",

@@ -18,8 +18,13 @@ def manifest_table(manifest: Manifest, file_bytes: int) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(manifest, file_bytes):
-        table.add_row(name, value)
+        table.add_row(name, _printable(value))
     return table
+
+
+def _printable(text: str) -> str:
+    """Write out what would move the cursor or change colours: a file may come from anywhere."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _rows(manifest: Manifest, file_bytes: int) -> Iterator[tuple[str, str]]:

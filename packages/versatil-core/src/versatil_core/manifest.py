@@ -140,7 +140,7 @@ def parse_manifest(path: str | os.PathLike[str], values: Mapping[str, Any]) -> M
         if manifest.kind != (PORTABLE if package is None else PACKAGE):
             raise ValueError(f"kind {manifest.kind!r}")  # noqa: TRY301 -- explained below
         Version(manifest.written_with["torch"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(

@@ -5,43 +5,15 @@ as Python, and its names become those of generated Python. A file from elsewhere
 ``torch.serialization.os.system`` there, or an input ``x=exit()``.
 """
 
-import ast
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-# What torch.export writes for sizes (sympy's srepr) and for guards (torch's printer).
-_FUNCTIONS = frozenset(
-    {
-        *(
-            "Symbol",
-            "Integer",
-            "Float",
-            "Rational",
-            "Add",
-            "Mul",
-            "Pow",
-            "Max",
-            "Min",
-            "Mod",
-            "Abs",
-        ),
-        *("PythonMod", "FloorDiv", "CleanDiv", "CeilDiv", "ModularIndexing", "Where", "Piecewise"),
-        *("ExprCondPair", "Tuple", "floor", "ceiling", "FloorToInt", "CeilToInt", "RoundToInt"),
-        *("TruncToInt", "TruncToFloat", "RoundDecimal", "ToFloat", "IntTrueDiv", "FloatTrueDiv"),
-        *("PowByNatural", "FloatPow", "LShift", "RShift", "BitwiseFn_bitwise_and"),
-        *("BitwiseFn_bitwise_or", "Identity", "OpaqueUnaryFn_sqrt", "And", "Or", "Not", "Eq", "Ne"),
-        *("Equality", "Unequality", "StrictLessThan", "StrictGreaterThan", "LessThan"),
-        *("GreaterThan", "Lt", "Le", "Gt", "Ge", "float", "int", "abs", "max", "min"),
-        "cast_symbool_to_symint_guardless",
-    }
-)
-_METHODS = frozenset({"size", "stride", "storage_offset", "dim", "item"})
-_MATH = frozenset({"ceil", "floor", "trunc", "sqrt"})
-# What can stand in generated code, quoted or as a name, and do nothing there.
-_TEXT = re.compile(r"[\w .\-/:+]{0,1000}")
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w{0,1000}|")
+import torch
+
+from versatil_core.size_expressions import IDENTIFIER, TEXT, ProgramError, check_expression
+
 # How the texts of a program are used; those under any other name have to be harmless everywhere.
 _EXPRESSIONS = frozenset({"expr_str", "guards_code"})
 _FUNCTION_NAMES = frozenset({"target", "as_operator"})
@@ -50,11 +22,7 @@ _STRUCTURES = frozenset({"in_spec", "out_spec"})
 _NOTES = frozenset({"nn_module_stack", "torch_fn", "source_fn_stack"})
 # Lines of source code and folders of the machine that exported it: in no file of ours.
 PRIVATE_NOTES = ("stack_trace", "from_node", "custom")
-_VALUES = frozenset({"as_string", "as_strings"})
-_MAX_EXPRESSION = 20_000
-_MAX_NUMBER = 2**64
-_MAX_EXPONENT = 16
-_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(\.\w+)?")
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
 _PYTHON_OPERATORS = re.compile(
     r"_operator\.(getitem|add|sub|mul|mod|neg|pos|pow|floordiv|truediv|eq|ne|lt|le|gt|ge|and_|or_|not_)"
     r"|math\.(ceil|floor|trunc|sqrt)"
@@ -62,11 +30,14 @@ _PYTHON_OPERATORS = re.compile(
 )
 # Operators that reach beyond tensors: files, scripts, other processes.
 _DENIED_NAMESPACES = frozenset({"prim", "profiler", "inductor", "_c10d_functional", "c10d", "rpc"})
-_DENIED_OPERATORS = frozenset({"from_file", "_print", "_breakpoint", "save", "load"})
-
-
-class ProgramError(ValueError):
-    """A program contains what no exported program has."""
+_DENIED_OPERATORS = frozenset(
+    # The last ones take sizes and strides on trust.
+    {"from_file", "_print", "_breakpoint", "save", "load", "_reshape_alias", "set_", "resize_"}
+)
+# Operators that run other graphs; the rest of them can run any function.
+_GRAPH_RUNNERS = frozenset(
+    {"cond", "map_impl", "while_loop", "scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"}
+)
 
 
 def check_program(text: bytes) -> None:
@@ -95,7 +66,8 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, value
     elif isinstance(value, dict):
         for name, item in value.items():
-            yield "", name
+            # The limits of a size stand under the size itself.
+            yield ("expr_str" if key == "range_constraints" else ""), name
             yield from _texts(item, name)
     elif isinstance(value, list):
         for item in value:
@@ -108,29 +80,55 @@ def _check_text(key: str, text: str) -> None:
     elif key in _FUNCTION_NAMES:
         check_target(text)
     elif key in _IDENTIFIERS:
-        _check_form(key, text, _IDENTIFIER)
+        _check_form(key, text, IDENTIFIER)
     elif key in _STRUCTURES:
         _check_structure(key, text)
-    elif key not in _NOTES | _VALUES:
-        _check_form(key, text, _TEXT)
+    elif key not in _NOTES:
+        _check_form(key, text, TEXT)
 
 
 def _check_form(key: str, text: str, form: re.Pattern[str]) -> None:
     if not form.fullmatch(text):
-        raise ProgramError(f"{key or 'a name'} is {text[:80]!r}, which torch would write into code")
+        raise ProgramError(
+            f"{key or 'a name'} is {text[:80]!r}, which torch would write into code: rename it in the model"
+        )
 
 
 def _check_structure(key: str, text: str) -> None:
-    """Check how inputs or results nest: names of types, and JSON within JSON that holds names of values."""
-    for name, part in _texts(json.loads(text) if text else None, key):
-        if name == "context":
-            for _, value in _texts(json.loads(part), name):
-                # The context of a defaultdict names a module to import.
-                _check_form(
-                    "a name of an input or result", value.replace("default_factory", "'"), _TEXT
+    """Check how inputs or results nest, which is JSON in a text, with more JSON in texts."""
+    structure = json.loads(text) if text else None
+    if key == "in_spec" and structure:
+        for name in _keywords(structure):
+            _check_form("an input", str(name), IDENTIFIER)
+    for name, context in _contexts(structure):
+        _check_form(key, name, TEXT)
+        keys = json.loads(context) if isinstance(context, str) else context
+        for value in keys if isinstance(keys, list) else [keys]:
+            # Enumerations and defaultdicts name a module here, which torch would import.
+            if isinstance(value, dict | list):
+                raise ProgramError(
+                    f"{key} has a {name or 'value'} of {str(value)[:80]!r}, no plain key"
                 )
-        else:
-            _check_form(key, part, _TEXT)
+            _check_form(key, str(value), TEXT)
+
+
+def _keywords(structure: Any) -> list[Any]:
+    """Return the names of inputs: the second of two containers, the first of which has no names."""
+    try:
+        by_name = structure[1]["children_spec"][1]["context"]
+        return list(json.loads(by_name))
+    except (IndexError, KeyError, TypeError):
+        raise ProgramError("it does not say how its inputs nest") from None
+
+
+def _contexts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the type of each container, with what tells two of the type apart."""
+    if isinstance(value, dict):
+        yield str(value.get("type")), value.get("context")
+        yield from _contexts(value.get("children_spec"))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _contexts(item)
 
 
 def check_target(target: str) -> None:
@@ -149,62 +147,20 @@ def check_target(target: str) -> None:
     if operator is None:
         is_known = _PYTHON_OPERATORS.fullmatch(target) is not None
     else:
-        namespace, name, _ = operator.groups()
-        is_known = namespace not in _DENIED_NAMESPACES and name not in _DENIED_OPERATORS
+        is_known = _is_operator(*operator.groups())
     if not is_known:
-        raise ProgramError(f"it calls {target[:80]!r}, which is no operator on tensors or sizes")
+        raise ProgramError(
+            f"it calls {target[:80]!r}, which is no operator on tensors or sizes; if it is one of a "
+            f"library, import that library first"
+        )
 
 
-def check_expression(text: str) -> None:
-    """Check that an expression is arithmetic on sizes.
-
-    Raises:
-        ProgramError: It is more, or too large to evaluate.
-
-    Example:
-        >>> check_expression("L['x'].size()[0] <= 64")
-    """
-    if len(text) > _MAX_EXPRESSION:
-        raise ProgramError(f"an expression has {len(text)} characters: {text[:80]!r}")
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, MemoryError) as error:
-        raise ProgramError(f"{text[:80]!r} is no expression: {error}") from error
-    for node in ast.walk(tree.body):
-        if not _is_arithmetic(node):
-            raise ProgramError(f"the expression {text[:80]!r} is more than arithmetic on sizes")
-
-
-def _is_arithmetic(node: ast.AST) -> bool:
-    match node:
-        case ast.Name(id=name):
-            return re.fullmatch(r"[A-Za-z]\w{0,50}", name) is not None
-        case ast.Constant(value=value):
-            return _is_plain(value)
-        case ast.BinOp(op=ast.Pow() | ast.LShift(), right=exponent):
-            # Else a short text could take for ever.
-            return isinstance(exponent, ast.Constant) and exponent.value in range(_MAX_EXPONENT)
-        case ast.Call(func=ast.Name(id=name)):
-            return name in _FUNCTIONS
-        case ast.Attribute(attr=name):
-            return name in _METHODS | _MATH
-        case _:
-            return isinstance(node, _PLAIN_NODES) or _is_method_call(node)
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
-        return _TEXT.fullmatch(value) is not None
-    if isinstance(value, int):
-        return abs(value) <= _MAX_NUMBER
-    return isinstance(value, float)
-
-
-def _is_method_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-
-
-_PLAIN_NODES = (
-    *(ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.keyword),
-    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Subscript, ast.Tuple, ast.List),
-)
+def _is_operator(namespace: str, name: str, overload: str | None) -> bool:
+    if namespace in _DENIED_NAMESPACES or name in _DENIED_OPERATORS:
+        return False
+    if namespace == "higher_order":
+        return name in _GRAPH_RUNNERS
+    found: Any = torch.ops
+    for part in (namespace, name, overload or "default"):
+        found = getattr(found, part, None)
+    return isinstance(found, torch._ops.OpOverload)
