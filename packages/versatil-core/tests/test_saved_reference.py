@@ -257,7 +257,7 @@ def test_a_manifest_of_another_graph(file: Path) -> None:
     info = {**found.manifest["info"], "inputs": inputs + found.manifest["info"]["inputs"][1:]}
     write_model_file(file, {**found.manifest, "info": info}, found.members)
 
-    with pytest.raises(ModelFileError, match="other inputs than its graph"):
+    with pytest.raises(ModelFileError, match="other inputs than the graph"):
         load(file)
 
 

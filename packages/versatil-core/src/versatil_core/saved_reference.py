@@ -128,11 +128,6 @@ def load(path: str | os.PathLike[str]) -> GraphModule:
             f"was made to do harm",
             path=str(path),
         ) from error
-    if not _are_alike(input_specs(module), manifest.info.inputs):
-        raise ModelFileError(
-            f"{path}: its manifest describes other inputs than its graph takes. Save it anew",
-            path=str(path),
-        )
     module.requires_grad_(False)
     allow_mode_calls(module)
     attach_reference_info(module, manifest.info)
@@ -232,4 +227,6 @@ def _module(members: dict[str, bytes], info: ReferenceInfo) -> GraphModule:
     program.example_inputs = _torch_compat.unflatten_for_program(program, leaves)
     module = program.module()
     assert isinstance(module, GraphModule)
+    if not _are_alike(input_specs(module), info.inputs):
+        raise ProgramError("the manifest describes other inputs than the graph takes")
     return module
