@@ -4,7 +4,7 @@ Usage, with one torch at a time; needs versatil-x86 and versatil-arm::
 
     python tools/portable_files.py tests/portable_files
 
-Each file is of a small model with convolutions, a residual add, an embedding and linears, with a
+On Arm, or under its emulation, with ``--machine=-aarch64``. Each file is of a small model with convolutions, a residual add, an embedding and linears, with a
 dynamic batch. ``*.json`` beside it is what it computed, when it was written, for the two batches in
 ``inputs.json``.
 """

@@ -1,4 +1,4 @@
-"""Files from every torch, and from an Arm machine, run as exact int8 here."""
+"""Files from every torch, and those that were quantized on an Arm machine, run as exact int8 here."""
 
 import json
 from pathlib import Path
