@@ -72,13 +72,11 @@ def load_program(archive: IO[bytes]) -> torch.export.ExportedProgram:
     return program
 
 
-def keyword_order(module: torch.fx.GraphModule) -> list[str]:
-    """Names of the inputs by name, in the order of the placeholders; none if not exported."""
+def in_call_order(module: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring inputs by name into the order of the placeholders; unknown names come last."""
     spec = getattr(module, "_in_spec", None)
-    if spec is None:
-        return []
-    _, kwargs = pytree.tree_unflatten([None] * spec.num_leaves, spec)
-    return list(kwargs)
+    known = [] if spec is None else pytree.tree_unflatten([None] * spec.num_leaves, spec)[1]
+    return {name: kwargs[name] for name in (*known, *kwargs) if name in kwargs}
 
 
 def same_structure(

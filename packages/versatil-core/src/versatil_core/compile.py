@@ -110,8 +110,7 @@ def _explain_inputs(
     reference: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
     """Raise an :class:`InputError` if the inputs explain ``error``; only then are they checked."""
-    keywords = (*_torch_compat.keyword_order(reference), *kwargs)
-    ordered = {name: kwargs[name] for name in keywords if name in kwargs}
+    ordered = _torch_compat.in_call_order(reference, kwargs)
     specs, leaves = input_specs(reference), _torch_compat.flatten_inputs(args, ordered)
     if len(specs) != len(leaves):
         names = ", ".join(spec.name for spec in specs)

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from versatil_core._torch_compat import (
     copy_graph_module,
     flatten_inputs,
-    keyword_order,
+    in_call_order,
     tree_leaves,
     unflatten_like,
 )
@@ -64,8 +64,7 @@ def check_exactness(
     """
     # A model may write to its inputs.
     call = model_inputs(inputs)
-    names = (*keyword_order(reference), *call.kwargs)
-    named = {name: call.kwargs[name] for name in names if name in call.kwargs}
+    named = in_call_order(reference, call.kwargs)
     # A graph is interpreted with its inputs one after another.
     leaves = flatten_inputs(call.args, named)
     reference_inputs = _copies(leaves)

@@ -22,9 +22,8 @@ _FUNCTIONS = (
         *("ModularIndexing", "Tuple", "floor", "ceiling", "FloorToInt", "CeilToInt", "RoundToInt"),
         *("TruncToInt", "TruncToFloat", "RoundDecimal", "ToFloat", "IntTrueDiv", "FloatTrueDiv"),
         *("Identity", "OpaqueUnaryFn_sqrt", "Not", "Eq", "Ne", "Equality", "Unequality", "Lt"),
-        "Le",
-        *("Gt", "Ge", "StrictLessThan", "StrictGreaterThan", "LessThan", "GreaterThan", "float"),
-        *("int", "abs", "max", "min", "cast_symbool_to_symint_guardless"),
+        *("Le", "Gt", "Ge", "StrictLessThan", "StrictGreaterThan", "LessThan", "GreaterThan"),
+        *("float", "int", "abs", "max", "min", "cast_symbool_to_symint_guardless"),
     }
 )
 _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "item"})
