@@ -36,7 +36,7 @@ from versatil_core.errors import (
     UnsupportedVersionError,
     VersatilError,
 )
-from versatil_core.exactness import check_exactness, sqnr_db
+from versatil_core.exactness import check_exactness
 from versatil_core.exactness_report import ExactnessReport, InexactError, OpExactness
 from versatil_core.export import export
 from versatil_core.inductor_settings import InductorSettings, PinnedSetting
@@ -48,6 +48,7 @@ from versatil_core.quantize import convert, prepare, quantize
 from versatil_core.reference_info import ReferenceInfo, reference_info
 from versatil_core.saturation import SaturationWarning
 from versatil_core.saved_reference import load, save
+from versatil_core.signal_to_noise import sqnr_db
 from versatil_core.targets import QuantizationTarget
 from versatil_core.torchao_guard import load_quantizer_module
 

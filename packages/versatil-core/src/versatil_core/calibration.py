@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from versatil_core import _torch_compat
+from versatil_core.batch_check import BatchError, checked_call
 from versatil_core.errors import CalibrationError
 from versatil_core.export import ModelInputs, input_specs, model_inputs
-from versatil_core.input_check import input_faults
 from versatil_core.reference_info import InputSpec
 from versatil_core.versions import check_versions
 
@@ -47,9 +46,7 @@ def calibrate(
     count = 0
     with torch.no_grad():
         for batch in batches:
-            call = _as_call(batch, count, example, input_names)
-            check_inputs(specs, call.leaves, count)
-            run(call)
+            run(_checked_call(batch, count, specs, example, input_names))
             count += 1
     if not count:
         raise empty_calibration_error()
@@ -153,94 +150,18 @@ def positional_names(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
-def check_inputs(specs: Sequence[InputSpec], leaves: Sequence[Any], batch_index: int) -> None:
-    """Check the flattened inputs of one batch against the exported model.
-
-    Args:
-        specs: What the model takes.
-        leaves: The batch's tensors and constants, in the same order.
-        batch_index: For the message.
-
-    Raises:
-        CalibrationError: Something does not fit.
-    """
-    for fault in input_faults(specs, leaves, check_finite=True):
-        raise CalibrationError(
-            f"calibration batch {batch_index}, {fault}",
-            batch_index=batch_index,
-            input_name=fault.input_name,
-        )
-
-
-def _as_call(
-    batch: Any, batch_index: int, example: ModelInputs, input_names: Sequence[str]
+def _checked_call(
+    batch: Any,
+    batch_index: int,
+    specs: Sequence[InputSpec],
+    example: ModelInputs,
+    names: Sequence[str],
 ) -> ModelInputs:
-    """Bring a batch into the form of the example: by position, or by name."""
-    call = model_inputs(batch)
-    if example.kwargs and not example.args and call.args:
-        call = _named(call, batch_index, tuple(example.kwargs))
-    elif call.kwargs and not example.kwargs:
-        call = _positional(call, batch_index, input_names[: len(example.args)])
-    _check_count(call, batch_index, example)
-    if call.kwargs:
-        call = ModelInputs(call.args, {name: call.kwargs[name] for name in example.kwargs})
-    if not _torch_compat.same_structure(call.args, call.kwargs, (example.args, example.kwargs)):
+    try:
+        return checked_call(batch, specs, example, names)
+    except BatchError as error:
         raise CalibrationError(
-            f"calibration batch {batch_index} is nested in another way than the example inputs: "
-            f"expected {_structure(example)}, got {_structure(call)}",
+            f"calibration batch {batch_index}{error}",
             batch_index=batch_index,
-        )
-    return call
-
-
-def _named(call: ModelInputs, batch_index: int, names: Sequence[str]) -> ModelInputs:
-    _check_length(len(call.args), batch_index, len(names))
-    return ModelInputs((), dict(zip(names, call.args, strict=True)))
-
-
-def _positional(call: ModelInputs, batch_index: int, names: Sequence[str]) -> ModelInputs:
-    _check_names(set(call.kwargs), batch_index, set(names))
-    return ModelInputs(tuple(call.kwargs[name] for name in names), {})
-
-
-def _check_count(call: ModelInputs, batch_index: int, example: ModelInputs) -> None:
-    _check_length(len(call.args), batch_index, len(example.args))
-    _check_names(set(call.kwargs), batch_index, set(example.kwargs))
-
-
-def _check_length(got: int, batch_index: int, expected: int) -> None:
-    if got == expected:
-        return
-    labels = (
-        f" If the loader yields (inputs, labels), pass (batch[:{expected}] for batch in loader)"
-        if got > expected
-        else ""
-    )
-    raise CalibrationError(
-        f"calibration batch {batch_index} has {got} items, but the model takes {expected}: each "
-        f"batch is a tensor, or a tuple with one item per input.{labels}",
-        batch_index=batch_index,
-    )
-
-
-def _check_names(got: set[str], batch_index: int, expected: set[str]) -> None:
-    if missing := sorted(expected - got):
-        raise CalibrationError(
-            f"calibration batch {batch_index} lacks the inputs {', '.join(missing)}; "
-            f"it has {', '.join(sorted(got)) or 'none'}",
-            batch_index=batch_index,
-            input_name=missing[0],
-        )
-    if extra := sorted(got - expected):
-        raise CalibrationError(
-            f"calibration batch {batch_index} has inputs that the model was not exported with: "
-            f"{', '.join(extra)}. Remove them (labels are no input), or add them to the example",
-            batch_index=batch_index,
-            input_name=extra[0],
-        )
-
-
-def _structure(call: ModelInputs) -> str:
-    items = [type(value).__name__ for value in call.args]
-    items += [f"{name}={type(value).__name__}" for name, value in call.kwargs.items()]
-    return f"({', '.join(items)})"
+            input_name=error.input_name,
+        ) from None

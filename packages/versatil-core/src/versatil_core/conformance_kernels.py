@@ -14,9 +14,10 @@ from versatil_core.conformance_case import ConformanceCase, Options, as_json
 from versatil_core.conformance_models import ANY_BATCH, ModelCase, cached_reference
 from versatil_core.conformance_process import changed, process_state, put_back_afterwards
 from versatil_core.errors import InputError
-from versatil_core.exactness import check_exactness, sqnr_db
+from versatil_core.exactness import check_exactness
 from versatil_core.int8_calls import int8_calls
 from versatil_core.lower import lower
+from versatil_core.signal_to_noise import sqnr_db
 
 # Both run the same kernels. Inductor computes what is around them in another order, so that a
 # value between two steps may round to the other one, which feeds the next layer.

@@ -22,6 +22,8 @@ from versatil_core.errors import LoweringError
 from versatil_core.exactness_report import ExactnessReport, OpExactness
 from versatil_core.export import model_inputs
 from versatil_core.lower import is_lowered, lowered_copy
+from versatil_core.recorded_values import ValueRecorder, copies_of, shares_memory
+from versatil_core.signal_to_noise import is_equal, sqnr_db, tree_energies
 from versatil_passes import QuantLiftUp
 from versatil_passes.graph_queries import is_mutating
 from versatil_passes.int8_chain import is_dequantize
@@ -67,16 +69,16 @@ def check_exactness(
     named = in_call_order(reference, call.kwargs)
     # A graph is interpreted with its inputs one after another.
     leaves = flatten_inputs(call.args, named)
-    reference_inputs = _copies(leaves)
-    args, kwargs = unflatten_like(_copies(leaves), call.args, named)
+    reference_inputs = copies_of(leaves)
+    args, kwargs = unflatten_like(copies_of(leaves), call.args, named)
     with torch.no_grad():
         lifted = copy_graph_module(reference)
         QuantLiftUp()(lifted.graph)
-        recorder = _Recorder(lifted)
+        recorder = ValueRecorder(lifted)
         expected = recorder.run(*reference_inputs)
         if is_lowered(candidate):
             assert isinstance(candidate, GraphModule)
-            ops = tuple(_walk(candidate, recorder.values, _copies(leaves), expected))
+            ops = tuple(_walk(candidate, recorder.values, copies_of(leaves), expected))
         elif isinstance(candidate, CompiledModel):
             if candidate.reference is not reference:
                 raise LoweringError(
@@ -90,52 +92,14 @@ def check_exactness(
         result = candidate(*args, **kwargs)
         loss_db = None
         if float_model is not None:
-            own_args, own_kwargs = unflatten_like(_copies(leaves), call.args, named)
+            own_args, own_kwargs = unflatten_like(copies_of(leaves), call.args, named)
             wanted = float_model(*own_args, **own_kwargs)
-            loss_db = _tree_sqnr_db(expected, wanted) - _tree_sqnr_db(result, wanted)
+            loss_db = tree_energies(expected, wanted).db - tree_energies(result, wanted).db
     untouched = all(
-        _is_equal(old, new)
+        is_equal(old, new)
         for old, new in zip(reference_inputs, flatten_inputs(args, kwargs), strict=True)
     )
-    return ExactnessReport(ops, _tree_sqnr_db(result, expected), untouched, loss_db)
-
-
-def sqnr_db(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Signal to quantization noise ratio: ``20 * log10(|expected| / |expected - result|)``, in dB.
-
-    Args:
-        result: Any tensor.
-        expected: A tensor of the same shape.
-
-    Returns:
-        ``inf`` where the two are equal, ``-inf`` where only ``expected`` is all zero, or where one of them has
-        infinities or NaNs and the other has not the same. Otherwise those are left out.
-
-    Example:
-        >>> round(sqnr_db(torch.tensor([1.0, 1.1]), torch.tensor([1.0, 1.0])), 1)
-        23.0
-    """
-    is_finite = torch.isfinite(expected)
-    if not _is_equal(expected[~is_finite], result[~is_finite]):
-        return -math.inf
-    wanted, got = expected[is_finite].double(), result[is_finite].double()
-    signal, noise = wanted.norm().item(), (wanted - got).norm().item()
-    if noise == 0:
-        return math.inf
-    return 20 * math.log10(signal / noise) if signal > 0 and math.isfinite(noise) else -math.inf
-
-
-class _Recorder(Interpreter):
-    """Runs a graph and keeps the value of every node, as it was when the node ran."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.values: dict[str, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.values[n.name] = value.clone() if isinstance(value, torch.Tensor) else value
-        return value
+    return ExactnessReport(ops, tree_energies(result, expected).db, untouched, loss_db)
 
 
 class _Walker(Interpreter):
@@ -156,7 +120,7 @@ class _Walker(Interpreter):
         if n.op == "call_function" and isinstance(value, torch.Tensor):
             operator = n.meta.get("lowered_as", str(n.target))
             self.ops.append(_compare(name, operator, value, expected))
-        return value if _shares_memory(n) else expected
+        return value if shares_memory(n) else expected
 
 
 def _walk(
@@ -268,38 +232,3 @@ def _compare(node: str, op: str, result: torch.Tensor, expected: torch.Tensor) -
     steps = (result.long() - expected.long()).abs()
     share = (steps != 0).double().mean().item() if steps.numel() else 0.0
     return OpExactness(node, op, dtype, None, int(steps.max()) if steps.numel() else 0, share)
-
-
-def _shares_memory(node: Node) -> bool:
-    """Whether the result is (a view of) an argument, so that writing to one must be seen in the other."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and any(
-        result.alias_info is not None for result in target._schema.returns
-    )
-
-
-def _tree_sqnr_db(result: Any, expected: Any) -> float:
-    """SQNR over every float tensor of two equal structures, taken as one vector."""
-    pairs = zip(_float_tensors(result), _float_tensors(expected), strict=True)
-    flat = [(got.flatten(), want.flatten()) for got, want in pairs]
-    if not flat:
-        return math.inf
-    return sqnr_db(torch.cat([got for got, _ in flat]), torch.cat([want for _, want in flat]))
-
-
-def _float_tensors(tree: Any) -> list[torch.Tensor]:
-    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    parts = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
-    return [part for part in parts if part.is_floating_point()]
-
-
-def _copies(inputs: Sequence[Any]) -> list[Any]:
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-
-
-def _is_equal(first: Any, second: Any) -> bool:
-    if not isinstance(first, torch.Tensor):
-        return True
-    return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(
-        first.isnan(), second.isnan()
-    )

@@ -15,7 +15,6 @@ from versatil_core.audit import Audit, audit
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.doctor import find_compiler
 from versatil_core.errors import ModelFileError, PackagingError, VersatilError
-from versatil_core.exactness import sqnr_db
 from versatil_core.export import model_inputs, tracing
 from versatil_core.host import read_host
 from versatil_core.int8_calls import int8_calls
@@ -31,6 +30,7 @@ from versatil_core.model_file import write_model_file
 from versatil_core.packaged_model import PackagedModel, checked_leaves, load_native
 from versatil_core.reexport import reexport
 from versatil_core.reference_info import ReferenceInfo, TargetInfo, reference_info
+from versatil_core.signal_to_noise import sqnr_db
 from versatil_core.versions import check_versions
 from versatil_passes.graph_queries import is_written
 
