@@ -75,6 +75,8 @@ def test_what_is_no_operator(target: str) -> None:
         "L['args'][0]['more things'].size()[1] == 2*L['y'].size()[0]",
         "Max(1, L['x'].size()[0]) >= 2 and not (L['x'].stride()[0] == 7)",
         "math.ceil(L['x'].size()[0] / 2) < 4",
+        "L['x'].size()[1] != torch.sym_max(1, (1 + L['x'].size()[1]) // 2)",  # torch 2.14
+        "torch.sym_float(L['x'].size()[0]) < torch._sym_sqrt(L['x'].size()[1])",
         "FloorDiv(Symbol('s0', positive=True, integer=True), Integer(2))",
         "1.5e3",
     ],
@@ -117,6 +119,7 @@ def test_arithmetic(text: str) -> None:
         "LShift(Integer(1), Integer(9999999999))",
         "Mul(" + ", ".join(f"Add(Symbol('s{n}'), 1)" for n in range(7)) + ")",
         "Max(" + ", ".join(f"s{n}" for n in range(13)) + ")",
+        "torch.sym_max(" + ", ".join(f"s{n}" for n in range(13)) + ")",
         "Mul(" + ", ".join(f"Symbol('s{n}')" for n in range(9)) + ")",
         "1 << 2**60",
         "9" * 40,

@@ -28,6 +28,8 @@ _FUNCTIONS = (
 )
 _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "item"})
 _MATH = frozenset({"ceil", "floor", "trunc", "sqrt"})
+# Of torch, where the result may be symbolic: torch.sym_max(1, ...), from torch 2.14 on.
+_SYMBOLIC = {"sym_max": "Max", "sym_min": "Min", "sym_float": "", "_sym_sqrt": ""}
 _NUMBER = re.compile(r"[+-]?\d{1,20}(\.\d{0,40})?(e[+-]?\d{1,2})?")
 _MAX_NUMBER = 2**64
 # Sympy multiplies sums out, which takes exponentially long; real sizes have one or two of each.
@@ -75,7 +77,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
             # Whether a symbol is an integer, and how precise a number is.
             return isinstance(value, ast.Constant) and value.value in range(100)
         case ast.Attribute(attr=name):
-            return name in _METHODS | _MATH
+            return name in _METHODS | _MATH | _SYMBOLIC.keys()
         case _:
             return _is_plain_node(node) or _is_method_call(node)
 
@@ -137,6 +139,8 @@ def _called(node: ast.AST) -> str:
     match node:
         case ast.Call(func=ast.Name(id=name)):
             return name
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return _SYMBOLIC.get(name, "")
         case ast.BinOp(op=ast.Pow()):
             return "Pow"
         case ast.BinOp(op=ast.Mult()):
