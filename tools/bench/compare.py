@@ -25,7 +25,7 @@ from rich.text import Text
 from bench.bench_models import MODELS
 from bench.flows import FLOWS, default_flows
 from bench.worker import Report, serve
-from versatil_core.demo import sqnr_db
+from versatil_core import sqnr_db
 from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved
 from versatil_core.progress import StageProgress

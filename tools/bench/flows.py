@@ -10,7 +10,8 @@ import torch
 from bench.bench_models import BenchModel
 from versatil_core import compile as compile_int8
 from versatil_core import host_backend, quantize
-from versatil_core.demo import compile_float
+from versatil_core.export import ModelInputs
+from versatil_core.speed import compile_float
 
 Model = Callable[..., torch.Tensor]
 
@@ -39,7 +40,7 @@ class Prepared:
 def float_frozen(bench: BenchModel) -> Prepared:
     """``torch.compile`` with freezing, no quantization."""
     start = time.perf_counter()
-    compiled = compile_float(bench.model, host_backend(), bench.example)
+    compiled = compile_float(bench.model, host_backend(), ModelInputs(bench.example, {}))
     return Prepared(compiled, bench.model, 0.0, time.perf_counter() - start)
 
 

@@ -84,7 +84,7 @@ class LinearBackend(BasePT2EBackend):
         return LinearQuantizer()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def linear_backend() -> type[LinearBackend]:
     """Return the class of a backend that quantizes linear layers."""
     return LinearBackend

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from versatil_core import BasePT2EBackend, demo
-from versatil_core.demo import run_demo, sqnr_db
+from versatil_core import BasePT2EBackend, demo, sqnr_db
+from versatil_core.demo import run_demo
 from versatil_core.demo_subject import DemoExtraMissingError, Subject, require_extra
 from versatil_core.progress import StageProgress
 from versatil_passes.errors import VersatilError

@@ -2,10 +2,19 @@
 
 import itertools
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
-from versatil_core.latency import LatencySummary, measure_interleaved, timed
+from versatil_core.latency import (
+    Judgement,
+    LatencySummary,
+    is_unsteady,
+    judge,
+    measure_interleaved,
+    median_interval,
+    timed,
+)
 
 
 def scripted(seconds: list[float]) -> Callable[[], float]:
@@ -90,3 +99,56 @@ def test_timed_does_not_count_the_warm_up() -> None:
 
 def test_timed_survives_a_timer_too_coarse_for_one_call() -> None:
     assert timed(lambda: None, timer=lambda: 0.0)() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    # Ranks as in tables of the sign test, at 5 %, two-sided.
+    [
+        *(
+            (1, (1, 1)),
+            (2, (1, 2)),
+            (5, (1, 5)),
+            (6, (1, 6)),
+            (8, (1, 8)),
+            (9, (2, 8)),
+            (10, (2, 9)),
+        ),
+        *((20, (6, 15)), (30, (10, 21)), (40, (14, 27))),
+    ],
+)
+def test_median_interval(count: int, expected: tuple[int, int]) -> None:
+    values = [*range(1, count + 1)]
+    assert median_interval(values[::-1]) == expected
+
+
+def test_median_interval_holds_the_median_as_often_as_it_says() -> None:
+    """The true median of these is 0: at most 5 % of the intervals may miss it."""
+    random = Random(0)  # noqa: S311 -- no secret
+    intervals = [median_interval([random.gauss(0, 1) for _ in range(30)]) for _ in range(2000)]
+    held = sum(low <= 0 <= high for low, high in intervals) / len(intervals)
+    assert 0.94 < held < 0.98
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ([2.0] * 10, Judgement.FASTER),
+        ([0.5] * 10, Judgement.SLOWER),
+        ([1.03] * 10, Judgement.FASTER),
+        ([1.01] * 10, Judgement.SAME_SPEED),
+        ([0.99] * 10, Judgement.SAME_SPEED),
+        # Clearly apart, however wide: a slow neighbour in a few rounds changes nothing.
+        ([1.5, 1.5, 1.6, 1.4, 1.5, 1.5, 9.0, 0.2, 1.5, 1.5], Judgement.FASTER),
+        # Half of the rounds on either side of 1.
+        ([0.7, 1.4] * 10, Judgement.TOO_NOISY),
+        ([1.0, 1.2] * 10, Judgement.TOO_NOISY),
+    ],
+)
+def test_judge(ratios: list[float], expected: Judgement) -> None:
+    assert judge(ratios) is expected
+
+
+def test_a_busy_machine_is_noticed() -> None:
+    assert is_unsteady(median=1.0, low=0.9, high=1.2)
+    assert not is_unsteady(median=1.0, low=0.9, high=1.1)

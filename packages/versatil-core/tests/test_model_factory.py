@@ -13,7 +13,7 @@ from torch import nn
 from versatil_core.model_factory import (
     ModelSource,
     ModelSourceError,
-    load_calibration,
+    load_batches,
     load_model_source,
 )
 from versatil_passes.errors import VersatilError
@@ -93,7 +93,7 @@ def test_the_search_path_is_as_before(module: str) -> None:
         ("returns_too_much", r"returned \(Linear, Tensor, list, int\)"),
         ("wrong_example", "example_inputs: expected a tuple of tensors, got a str"),
         ("wrong_element", "example_inputs: expected tensors, got a int among them"),
-        ("wrong_calibration", "calibration is a Tensor, and must be a list"),
+        ("wrong_calibration", "the data are a Tensor, and must be a list"),
         ("number", "number is a int"),
         ("modle", r"has no 'modle'; it has model"),
     ],
@@ -147,7 +147,7 @@ def test_exported_program_with_fixed_sizes(tmp_path: Path) -> None:
 def test_npz_is_cut_into_batches_of_the_examples_size(tmp_path: Path) -> None:
     path = tmp_path / "batches.npz"
     np.savez(path, ids=np.arange(14).reshape(7, 2), mask=np.ones((7, 1), np.float32))
-    batches = load_calibration(path, (torch.zeros(3, 2), torch.zeros(3, 1)))
+    batches = load_batches(path, (torch.zeros(3, 2), torch.zeros(3, 1)))
     assert [[tuple(t.shape) for t in tensors(batch)] for batch in batches] == [[(3, 2), (3, 1)]] * 2
     assert tensors(batches[1])[0].tolist() == [[6, 7], [8, 9], [10, 11]]
     assert tensors(batches[0])[1].dtype is torch.float32
@@ -168,51 +168,51 @@ def test_npz_faults(tmp_path: Path, arrays: dict[str, np.ndarray], message: str)
     path = tmp_path / "batches.npz"
     np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(ModelSourceError, match=message):
-        load_calibration(path, (torch.zeros(3, 2), torch.zeros(3, 2)))
+        load_batches(path, (torch.zeros(3, 2), torch.zeros(3, 2)))
 
 
 def test_npz_by_name(tmp_path: Path) -> None:
     path = tmp_path / "batches.npz"
     np.savez(path, mask=np.ones((4, 1)), ids=np.arange(4))
     example = {"ids": torch.zeros(2), "mask": torch.zeros(2, 1)}
-    batches = load_calibration(path, example)
+    batches = load_batches(path, example)
     assert [sorted(batch) for batch in batches if isinstance(batch, dict)] == [["ids", "mask"]] * 2
     assert [batch["ids"].tolist() for batch in batches if isinstance(batch, dict)] == [
         [0, 1],
         [2, 3],
     ]
     with pytest.raises(ModelSourceError, match="arrays mask, ids, and the model's inputs are ids"):
-        load_calibration(path, {"ids": torch.zeros(2)})
+        load_batches(path, {"ids": torch.zeros(2)})
 
 
 def test_npz_needs_example_inputs(tmp_path: Path) -> None:
     path = tmp_path / "batches.npz"
     np.savez(path, np.ones((8, 2)))
     with pytest.raises(ModelSourceError, match="no example inputs"):
-        load_calibration(path, None)
+        load_batches(path, None)
 
 
 def test_pt_holds_a_list_of_batches(tmp_path: Path) -> None:
     path = tmp_path / "batches.pt"
     torch.save([(torch.ones(2), torch.zeros(1)), [torch.ones(3), torch.zeros(1)]], path)
-    batches = load_calibration(path, None)
+    batches = load_batches(path, None)
     assert [[len(t) for t in batch] for batch in batches] == [[2, 1], [3, 1]]
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.ones(8, 4), "calibration is a Tensor"),
-        ({"x": torch.ones(1)}, "calibration is a dict"),
-        (3, "calibration is a int"),
-        ([(torch.ones(1),), ("text",)], "calibration batch 1: expected tensors, got a str"),
+        (torch.ones(8, 4), "the data are a Tensor"),
+        ({"x": torch.ones(1)}, "the data are a dict"),
+        (3, "the data are a int"),
+        ([(torch.ones(1),), ("text",)], "batch 1: expected tensors, got a str"),
     ],
 )
 def test_pt_faults(tmp_path: Path, value: object, message: str) -> None:
     path = tmp_path / "batches.pt"
     torch.save(value, path)
     with pytest.raises(ModelSourceError, match=message):
-        load_calibration(path, None)
+        load_batches(path, None)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".npz"])
@@ -221,7 +221,7 @@ def test_broken_calibration_files(tmp_path: Path, suffix: str, content: bytes) -
     path = tmp_path / f"batches{suffix}"
     path.write_bytes(content)
     with pytest.raises(ModelSourceError, match=f"not a .*{'npz' if suffix == '.npz' else 'list'}"):
-        load_calibration(path, (torch.ones(1),))
+        load_batches(path, (torch.ones(1),))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_broken_calibration_files(tmp_path: Path, suffix: str, content: bytes) -
 )
 def test_other_calibration_paths(name: str, message: str) -> None:
     with pytest.raises(ModelSourceError, match=message):
-        load_calibration(Path(name), None)
+        load_batches(Path(name), None)
 
 
 def test_pickled_code_is_not_run(tmp_path: Path) -> None:
@@ -240,5 +240,5 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     path = tmp_path / "batches.pt"
     torch.save([Bomb()], path)
     with pytest.raises(ModelSourceError, match="not a list of tuples"):
-        load_calibration(path, None)
+        load_batches(path, None)
     assert not (tmp_path / "ran").exists()

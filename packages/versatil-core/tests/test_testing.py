@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import SkipTest
 
@@ -15,7 +16,15 @@ import pytest
 import torch
 
 import versatil_core
-from versatil_core import InputError, audit, conformance_kernels, quantize
+from versatil_core import (
+    InputError,
+    PackagedModel,
+    audit,
+    compile,  # noqa: A004 -- the verb
+    conformance_kernels,
+    lower,
+    quantize,
+)
 from versatil_core.conformance_contract import ContractConformance
 from versatil_core.conformance_environment import EnvironmentConformance
 from versatil_core.conformance_layers import LayerConformance
@@ -365,6 +374,32 @@ def test_assert_int8(toys: Any) -> None:
         assert_int8(found)
     with pytest.raises(AssertionError, match="expected 3"):
         assert_int8(found, min_layers=3)
+
+
+def test_assert_int8_takes_models(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, backend = torch.randn(2, 3, 4, 4), toys.ToyBackend()
+    reference = quantize(Mixed(), x, backend, [x])
+    audited = audit(reference, backend)
+    package_info = SimpleNamespace(audit=audited.to_dict())
+    packaged = PackagedModel.__new__(PackagedModel)
+    torch.nn.Module.__init__(packaged)
+    monkeypatch.setattr(packaged, "manifest", SimpleNamespace(package=package_info), raising=False)
+
+    for model in (lower(reference, backend), compile(reference, backend), packaged):
+        assert_int8(model, min_layers=1)
+        with pytest.raises(
+            AssertionError, match=r"1 of 2 layers are int8, expected 2\n  conv: \w+"
+        ):
+            assert_int8(model)
+
+
+def test_assert_int8_of_what_is_no_int8_model(toys: Any) -> None:
+    x, backend = torch.randn(2, 3, 4, 4), toys.ToyBackend()
+    with pytest.raises(TypeError, match="Mixed is no model that versatil made run as int8: pass"):
+        assert_int8(Mixed())
+    # A reference runs in float: whether its layers are int8 is a question to a backend.
+    with pytest.raises(TypeError, match="pass what compile"):
+        assert_int8(quantize(Mixed(), x, backend, [x]))
 
 
 def test_a_model_without_layers_is_not_int8() -> None:

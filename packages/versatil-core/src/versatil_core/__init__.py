@@ -29,6 +29,7 @@ from versatil_core.errors import (
     ModelFileError,
     NothingQuantizedError,
     PackagingError,
+    ReportError,
     TargetError,
     TrainingUnsupportedError,
     UnsupportedDeviceError,
@@ -46,6 +47,9 @@ from versatil_core.package import package
 from versatil_core.packaged_model import PackagedModel, load_package
 from versatil_core.quantize import convert, prepare, quantize
 from versatil_core.reference_info import ReferenceInfo, reference_info
+from versatil_core.report import ReportStoppedError, report
+from versatil_core.report_gates import gates_of
+from versatil_core.report_result import Report, Verdict, VerdictCode
 from versatil_core.saturation import SaturationWarning
 from versatil_core.saved_reference import load, save
 from versatil_core.signal_to_noise import sqnr_db
@@ -78,12 +82,17 @@ __all__ = [
     "PinnedSetting",
     "QuantizationTarget",
     "ReferenceInfo",
+    "Report",
+    "ReportError",
+    "ReportStoppedError",
     "SaturationWarning",
     "TargetError",
     "TrainingUnsupportedError",
     "UnsupportedDeviceError",
     "UnsupportedHostError",
     "UnsupportedVersionError",
+    "Verdict",
+    "VerdictCode",
     "VersatilError",
     "__version__",
     "audit",
@@ -95,6 +104,7 @@ __all__ = [
     "create_backend",
     "dynamo_backend",
     "export",
+    "gates_of",
     "host_backend",
     "installed_backends",
     "load",
@@ -107,6 +117,7 @@ __all__ = [
     "quantize",
     "read_manifest",
     "reference_info",
+    "report",
     "save",
     "sqnr_db",
 ]

@@ -12,7 +12,7 @@ from versatil_core.lower import lowered_copy
 from versatil_core.reference_info import find_reference_info
 from versatil_core.saturation import saturation_advice
 from versatil_core.versions import check_versions
-from versatil_passes import DeclinedOp, LoweredOp, LoweringRules
+from versatil_passes import DeclinedOp, LoweredOp, LoweringRecord, LoweringRules
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,14 @@ def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
     rules = backend.lowering_rules
     _, record = lowered_copy(reference, rules)
     order = {node.name: position for position, node in enumerate(reference.graph.nodes)}
-    ops: Sequence[LoweredOp | DeclinedOp] = sorted(
-        (*record.lowered, *record.declined), key=lambda op: order[op.node]
-    )
-    layers = tuple(_layer(op) for op in ops)
+    layers = tuple(sorted(audited_layers(record), key=lambda layer: order[layer.node]))
     return Audit(backend.name, layers, tuple(_notes(reference, layers, rules)))
+
+
+def audited_layers(record: LoweringRecord) -> tuple[LayerAudit, ...]:
+    """Return one entry for each operator that a lowering dealt with: the int8 ones first."""
+    ops: tuple[LoweredOp | DeclinedOp, ...] = (*record.lowered, *record.declined)
+    return tuple(map(_layer, ops))
 
 
 def _notes(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from versatil_core import command_report
 from versatil_core.__about__ import __version__
+from versatil_core.command_options import AsJson, BackendName, OtherBackend, Verbose
 
 if TYPE_CHECKING:
     from versatil_core.audit import Audit
@@ -27,17 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show tracebacks and torch's own warnings.")
-]
-BackendName = Annotated[
-    str,
-    typer.Option(
-        "--backend", help="A name that `versatil backends` lists; auto: what suits this CPU."
-    ),
-]
 
 
 class DemoName(StrEnum):
@@ -206,13 +197,7 @@ def package(
         Path, typer.Option("--output", "-o", help="The file to write.", dir_okay=False)
     ],
     *,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="Compile for another backend than the one the model was quantized for; auto: "
-            "the one that suits this CPU."
-        ),
-    ] = None,
+    backend: OtherBackend = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -273,8 +258,8 @@ def inspect(
     with job(is_verbose=verbose) as console:
         from versatil_core.command_inspect import audit_of_file, checked_manifest
         from versatil_core.command_manifest import manifest_table
-        from versatil_core.command_quantize import float_layers_outside
         from versatil_core.command_tables import print_result
+        from versatil_core.excluded_layers import float_layers_outside
 
         manifest = checked_manifest(path)
         if not as_json:
@@ -282,7 +267,7 @@ def inspect(
             typer.echo()
         choose = None if backend is None else lambda: _choose_backend(backend)
         result = audit_of_file(path, manifest, choose)
-        unexpected = float_layers_outside(result, exclude or ())
+        unexpected = float_layers_outside(result.layers, exclude or ())
         if as_json:
             _print_json({**result.to_dict(), "manifest": manifest.to_dict()})
         else:
@@ -297,6 +282,11 @@ def inspect(
                 soft_wrap=True,
             )
             raise typer.Exit(1)
+
+
+app.command()(command_report.report)
+app.command()(command_report.bench)
+app.command()(command_report.compare)
 
 
 def _choose_backend(name: str, options: Mapping[str, Any] | None = None) -> "BasePT2EBackend":

@@ -1,22 +1,19 @@
 """What ``versatil quantize`` and ``versatil inspect`` do, apart from the command line."""
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 
 from torch.fx import GraphModule
 
-from versatil_core.audit import Audit, LayerAudit, audit
+from versatil_core.audit import Audit, audit
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.discovery import create_backend
-from versatil_core.errors import TargetError
-from versatil_core.model_factory import ModelSourceError, load_calibration, load_model_source
+from versatil_core.model_factory import ModelSourceError, load_batches, load_model_source
 from versatil_core.progress import StageProgress
 from versatil_core.quantize import quantize
 from versatil_core.reference_info import reference_info
 from versatil_core.saved_reference import save
 
-__all__ = ["backend_of", "float_layers_outside", "quantize_to_file"]
+__all__ = ["backend_of", "quantize_to_file"]
 
 
 def quantize_to_file(
@@ -32,7 +29,7 @@ def quantize_to_file(
         source: See `versatil_core.model_factory.load_model_source`.
         output: Replaced as a whole at the very end.
         backend: What to quantize for.
-        calibration_path: See `versatil_core.model_factory.load_calibration`; goes before
+        calibration_path: See `versatil_core.model_factory.load_batches`; goes before
             what a factory returns.
         progress: Shows the stages.
 
@@ -48,7 +45,7 @@ def quantize_to_file(
     calibration = loaded.calibration
     if calibration_path is not None:
         with progress.stage("load the calibration data"):
-            calibration = load_calibration(calibration_path, loaded.example_inputs)
+            calibration = load_batches(calibration_path, loaded.example_inputs)
     example = loaded.example_inputs or next(iter(calibration or ()), None)
     if example is None:
         raise ModelSourceError(
@@ -74,43 +71,3 @@ def backend_of(reference: GraphModule) -> BasePT2EBackend:
     """
     target = reference_info(reference).targets[0]
     return create_backend(target.backend, target.options)
-
-
-def float_layers_outside(audited: Audit, excluded: Iterable[str]) -> tuple[LayerAudit, ...]:
-    """Find the layers that stay float without being excluded.
-
-    Args:
-        audited: The audit.
-        excluded: Module paths; each also excludes all modules inside.
-
-    Returns:
-        Those layers, in the order in which they run.
-
-    Raises:
-        TargetError: An excluded path matches no layer: most likely a typing error.
-    """
-    paths = [layer.module_path or layer.node for layer in audited.layers]
-    for path in (excluded := tuple(excluded)):
-        if not any(_is_inside(layer, path) for layer in paths):
-            near = difflib.get_close_matches(path, _with_parents(paths), n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise TargetError(
-                f"--exclude {path}: no layer has this path{hint}",
-                module_paths=(path,),
-                suggestions=near,
-            )
-    return tuple(
-        layer
-        for layer, name in zip(audited.layers, paths, strict=True)
-        if not layer.is_int8 and not any(_is_inside(name, path) for path in excluded)
-    )
-
-
-def _is_inside(layer: str, path: str) -> bool:
-    return layer == path or layer.startswith(path + ".")
-
-
-def _with_parents(paths: Iterable[str]) -> list[str]:
-    parts = [path.split(".") for path in paths]
-    every = (".".join(names[:end]) for names in parts for end in range(1, len(names) + 1))
-    return list(dict.fromkeys(every))

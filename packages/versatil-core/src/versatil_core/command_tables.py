@@ -13,12 +13,12 @@ from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import Diagnosis, Int8Plan
 from versatil_core.host import Host
+from versatil_core.latency import is_unsteady
 
 __all__ = ["backends_table", "demo_report", "doctor_report", "file_size", "print_result"]
 
 
 UNSTEADY = "The machine was busy: the latencies vary a lot. Measure again when it is quiet."
-UNSTEADY_SHARE = 0.25  # of the median, from the lower to the upper quartile
 
 
 def print_result(result: RenderableType) -> None:
@@ -166,7 +166,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _is_unsteady(latency: Latency) -> bool:
-    return latency.high - latency.low > UNSTEADY_SHARE * latency.median
+    return is_unsteady(latency.median, latency.low, latency.high)
 
 
 def _three_digits(value: float) -> str:

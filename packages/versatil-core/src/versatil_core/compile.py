@@ -50,7 +50,7 @@ class CompiledModel(torch.nn.Module):
         self._dynamic = dynamic
         self._lowered: GraphModule | None = None
         self._run = torch.compile(
-            _own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic
+            own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def _with_constants(module: GraphModule, inputs: Sequence[Any]) -> tuple[GraphMo
     return frozen, kept
 
 
-def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of ``function`` with a code object of its own.
 
     Dynamo counts recompilations by code object: models that share one would share its limit.

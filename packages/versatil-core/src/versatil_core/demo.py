@@ -7,9 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from torch import nn
 
-from versatil_core._torch_compat import patch_inductor_config
 from versatil_core.audit import audit
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.compile import compile as compile_int8
@@ -18,14 +16,17 @@ from versatil_core.demo_minilm import minilm_subject
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.demo_subject import Subject
 from versatil_core.exactness import check_exactness
+from versatil_core.export import ModelInputs
 from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved, timed
 from versatil_core.lower import lower
 from versatil_core.progress import StageProgress
 from versatil_core.quantize import quantize
 from versatil_core.saved_reference import save
+from versatil_core.signal_to_noise import sqnr_db
+from versatil_core.speed import compile_float
 
-__all__ = ["SUBJECTS", "run_demo", "sqnr_db"]
+__all__ = ["SUBJECTS", "run_demo"]
 
 SUBJECTS: MappingProxyType[str, Callable[[StageProgress], Subject]] = MappingProxyType(
     {"digits": digits_subject, "minilm": minilm_subject}
@@ -53,7 +54,7 @@ def run_demo(name: str, backend: BasePT2EBackend, progress: StageProgress) -> De
     with progress.stage("calibrate and quantize"):
         reference = quantize(subject.model, example, backend, subject.calibration)
     with progress.stage("compile the float model"), torch.no_grad():
-        float_model = compile_float(subject.model, backend, example)
+        float_model = compile_float(subject.model, backend, ModelInputs(example, {}))
     with progress.stage("compile the int8 model"):
         int8_model: Model = compile_int8(reference, backend)
         int8_model(*example)
@@ -99,39 +100,6 @@ def run_demo(name: str, backend: BasePT2EBackend, progress: StageProgress) -> De
         host=read_host(),
         versions={name: version(name) for name in ("versatil-core", "torch", "torchao")},
     )
-
-
-def compile_float(
-    model: nn.Module, backend: BasePT2EBackend, example: tuple[torch.Tensor, ...]
-) -> Model:
-    """Compile a float model the best way: frozen, with the Inductor settings int8 gets.
-
-    Call it and its result under ``torch.no_grad()``; Inductor freezes nothing otherwise.
-    """
-    compiled: Model = torch.compile(model, dynamic=False)
-    with patch_inductor_config(backend.inductor_settings.config_values()):
-        compiled(*example)  # the first call compiles
-    return compiled
-
-
-def sqnr_db(output: torch.Tensor, truth: torch.Tensor) -> float:
-    """Return the signal-to-quantization-noise ratio in dB.
-
-    Args:
-        output: Any float tensor.
-        truth: What it should be, of the same shape.
-
-    Returns:
-        Ten times the logarithm of signal power / error power; infinite if they are equal.
-
-    Example:
-        >>> sqnr_db(torch.tensor([10.0, 1.0]), torch.tensor([10.0, 0.0]))
-        20.0
-    """
-    signal, noise = truth.double(), output.double() - truth.double()
-    if not noise.any():
-        return float("inf")
-    return float(20 * torch.log10(signal.norm() / noise.norm()))
 
 
 def _outputs(model: Model, subject: Subject, advance: Callable[[], None]) -> torch.Tensor:

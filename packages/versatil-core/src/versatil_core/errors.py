@@ -17,6 +17,7 @@
     ├── NothingQuantizedError    (RuntimeError)  no operator was there to quantize
     ├── ModelFileError           (ValueError)    a file is no model file, damaged, or can't be written
     ├── PackagingError           (RuntimeError)  a reference could not be packaged
+    ├── ReportError              (RuntimeError)  what a report is made of could not be measured
     └── LoweringError            (RuntimeError)  a reference could not be lowered
 
 ``UnsupportedVersionError`` is that of versatil_passes; here it also tells of torchao.
@@ -41,6 +42,7 @@ __all__ = [
     "ModelFileError",
     "NothingQuantizedError",
     "PackagingError",
+    "ReportError",
     "TargetError",
     "TrainingUnsupportedError",
     "UnsupportedDeviceError",
@@ -247,6 +249,10 @@ class ModelFileError(VersatilError, ValueError):
 
 class PackagingError(VersatilError, RuntimeError):
     """A reference could not be packaged, or the package is not what it should be."""
+
+
+class ReportError(VersatilError, RuntimeError):
+    """What a report is made of could not be measured: a metric or the float model failed, or does not fit."""
 
 
 class LoweringError(VersatilError, RuntimeError):

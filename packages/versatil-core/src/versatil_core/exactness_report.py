@@ -1,6 +1,7 @@
 """What the judge of numerics found, and from where on it speaks of a fault."""
 
 import io
+import math
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,16 @@ class OpExactness:
         assert self.max_steps is not None
         assert self.different_share is not None
         return self.max_steps <= 1 and self.different_share <= MAX_STEP_SHARE
+
+    @property
+    def difference(self) -> str:
+        """How far it is from the reference, for people."""
+        if self.sqnr_db is not None:
+            return "equal" if self.sqnr_db == math.inf else f"{self.sqnr_db:.1f} dB"
+        if not self.max_steps:
+            return "equal"
+        steps = "1 step" if self.max_steps == 1 else f"{self.max_steps} steps"
+        return f"up to {steps}, in {100 * (self.different_share or 0):.2g} %"
 
 
 @dataclass(frozen=True)
@@ -115,14 +126,8 @@ class ExactnessReport:
             return summary
         table = Table("node", "op", "dtype", "difference", show_edge=False)
         for op in self.disagreements:
-            table.add_row(op.node, op.op, str(op.dtype).removeprefix("torch."), _difference(op))
+            table.add_row(op.node, op.op, str(op.dtype).removeprefix("torch."), op.difference)
         buffer = io.StringIO()
         console = Console(file=buffer, width=100, no_color=True)
         console.print(table)
         return f"{summary}\n{buffer.getvalue().rstrip()}"
-
-
-def _difference(op: OpExactness) -> str:
-    if op.sqnr_db is not None:
-        return f"{op.sqnr_db:.1f} dB"
-    return f"up to {op.max_steps} steps, in {100 * (op.different_share or 0):.2f} %"

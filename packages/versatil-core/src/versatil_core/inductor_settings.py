@@ -45,6 +45,10 @@ class InductorSettings:
         """Return environment variable -> value."""
         return {setting.name: str(setting.value) for setting in self.environment}
 
+    def as_texts(self) -> dict[str, str]:
+        """Return every pinned name -> its value as text, to be shown or written to a file."""
+        return {setting.name: str(setting.value) for setting in (*self.config, *self.environment)}
+
 
 # What int8 kernels on a CPU need whatever its kind; a hardware package pins these, and what it needs beyond.
 INT8_SETTINGS = InductorSettings(

@@ -4,18 +4,50 @@ Two runs after each other compare the machine's two moods as much as the two mod
 neighbour on the same host, a changed clock speed. So the candidates take turns, each
 round starts with another one, and a ratio is formed within each round before the median
 is taken over the rounds.
+
+When a ratio counts as a difference (:func:`judge`): the confidence interval of its median
+decides, from the order of the rounds' ratios alone, whatever their distribution is. Faster or
+slower is what lies wholly beyond `MIN_DIFFERENCE`; the same is what lies wholly within
+`MAX_SAME`; of all else the machine was too noisy to tell.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["LatencyComparison", "LatencySummary", "measure_interleaved", "timed"]
+__all__ = [
+    "Judgement",
+    "LatencyComparison",
+    "LatencySummary",
+    "is_unsteady",
+    "judge",
+    "measure_interleaved",
+    "median_interval",
+    "timed",
+]
 
 MIN_SAMPLE_SECONDS = 0.01
 """A sample lasts at least this long, so that the timer's own cost doesn't show."""
+CONFIDENCE = 0.95
+"""How often the interval of `median_interval` holds the true median, if rounds are independent."""
+MIN_DIFFERENCE = 1.02
+"""Ratios nearer to 1 come from where code happens to lie in memory; another build has others."""
+MAX_SAME = 1.05
+"""Nobody notices a ratio nearer to 1."""
+UNSTEADY_SHARE = 0.25
+"""Of the median: samples whose middle half is wider are those of a busy machine."""
+
+
+class Judgement(StrEnum):
+    """What one ratio of latencies says about the second of the two."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME_SPEED = "same_speed"
+    TOO_NOISY = "too_noisy"
 
 
 @dataclass(frozen=True)
@@ -122,6 +154,54 @@ def timed(
     one_call = sample(1)
     repeats = 1 if one_call <= 0 else max(1, math.ceil(min_sample_seconds / one_call))
     return lambda: sample(repeats)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range that holds the median with a confidence of at least `CONFIDENCE`.
+
+    The ``k``-th smallest and the ``k``-th largest value, for the largest ``k`` such that so many
+    fair coins show less than ``k`` heads with at most half of the remaining probability
+    (NIST/SEMATECH e-Handbook of Statistical Methods, "confidence intervals for percentiles").
+    Less than six values are too few: their smallest and their largest are returned.
+
+    Example:
+        >>> median_interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
+        (2, 8)
+    """
+    ordered, count = sorted(values), len(values)
+    tail, rank = 0.0, 0
+    while rank < count // 2:
+        tail += math.comb(count, rank) / 2**count
+        if tail > (1 - CONFIDENCE) / 2:
+            break
+        rank += 1
+    kept = max(rank, 1)
+    return ordered[kept - 1], ordered[count - kept]
+
+
+def judge(ratios: Sequence[float]) -> Judgement:
+    """Say whether the denominator of a ratio of latencies is faster.
+
+    Args:
+        ratios: One for each round, such as `LatencyComparison.ratios` returns.
+
+    Example:
+        >>> judge([2.0] * 10)
+        <Judgement.FASTER: 'faster'>
+    """
+    low, high = median_interval(ratios)
+    if low > MIN_DIFFERENCE:
+        return Judgement.FASTER
+    if high < 1 / MIN_DIFFERENCE:
+        return Judgement.SLOWER
+    if low >= 1 / MAX_SAME and high <= MAX_SAME:
+        return Judgement.SAME_SPEED
+    return Judgement.TOO_NOISY
+
+
+def is_unsteady(median: float, low: float, high: float) -> bool:
+    """Whether samples with this median and this middle half come from a busy machine."""
+    return high - low > UNSTEADY_SHARE * median
 
 
 def _quartiles(values: tuple[float, ...]) -> tuple[float, float]:

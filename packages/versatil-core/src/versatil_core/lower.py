@@ -121,3 +121,10 @@ def check_host(backend: BasePT2EBackend) -> None:
 def is_lowered(module: torch.nn.Module) -> bool:
     """Whether ``module`` is a result of :func:`lower`."""
     return isinstance(module, GraphModule) and _RECORD in module.meta
+
+
+def lowering_record(module: torch.nn.Module) -> LoweringRecord:
+    """Return what :func:`lower` did to make ``module``."""
+    record = module.meta[_RECORD] if isinstance(module, GraphModule) else None
+    assert isinstance(record, LoweringRecord)
+    return record

@@ -21,7 +21,13 @@ from versatil_core.errors import ModelFileError
 from versatil_core.manifest import read_manifest
 from versatil_passes.errors import VersatilError
 
-__all__ = ["ModelSource", "ModelSourceError", "load_calibration", "load_model_source"]
+__all__ = [
+    "ModelSource",
+    "ModelSourceError",
+    "load_batches",
+    "load_metric",
+    "load_model_source",
+]
 
 Batch = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 
@@ -85,8 +91,21 @@ def load_model_source(source: str) -> ModelSource:
         return _call_factory(source, _find_factory(source, module_name, attribute))
 
 
-def load_calibration(path: Path, example_inputs: Batch | None) -> tuple[Batch, ...]:
-    """Load calibration batches from a file.
+def load_metric(source: str) -> Callable[..., Any]:
+    """Load the metric ``pkg.module:function``.
+
+    Raises:
+        ModelSourceError: Nothing callable is there.
+    """
+    module_name, colon, attribute = source.partition(":")
+    if not (colon and module_name and attribute):
+        raise ModelSourceError(source, "no metric: name a function like `package.module:function`")
+    with _working_directory_importable():
+        return _find(source, module_name, attribute, "a metric")
+
+
+def load_batches(path: Path, example_inputs: Batch | None) -> tuple[Batch, ...]:
+    """Load batches of inputs from a file.
 
     Args:
         path: A ``.pt`` file holds a list with one tuple of tensors for each batch (or
@@ -105,13 +124,13 @@ def load_calibration(path: Path, example_inputs: Batch | None) -> tuple[Batch, .
             example inputs.
     """
     if not path.is_file():
-        raise ModelSourceError(str(path), "no such calibration file")
+        raise ModelSourceError(str(path), "no such file")
     if path.suffix == ".npz":
         return _load_npz(path, example_inputs)
     if path.suffix == ".pt":
         return _load_pt(path)
     raise ModelSourceError(
-        str(path), "calibration data must be a .npz or a .pt file; see `versatil quantize --help`"
+        str(path), "data must be a .npz or a .pt file; see `versatil quantize --help`"
     )
 
 
@@ -172,6 +191,11 @@ def _dynamic_shapes(program: torch.export.ExportedProgram) -> tuple[dict[int, An
 
 
 def _find_factory(source: str, module_name: str, attribute: str) -> Callable[[], object]:
+    found = _find(source, module_name, attribute, "a function that returns a model")
+    return (lambda: found) if isinstance(found, nn.Module) else found
+
+
+def _find(source: str, module_name: str, attribute: str, wanted: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's code, which may raise anything
@@ -184,13 +208,9 @@ def _find_factory(source: str, module_name: str, attribute: str) -> Callable[[],
         near = difflib.get_close_matches(attribute, dir(module), n=3)
         hint = f"; it has {', '.join(near)}" if near else ""
         raise ModelSourceError(source, f"module {module_name} has no {attribute!r}{hint}")
-    if isinstance(found, nn.Module):
-        model = found
-        return lambda: model
     if not callable(found):
         raise ModelSourceError(
-            source,
-            f"{attribute} is a {type(found).__name__}, and must be a function that returns a model",
+            source, f"{attribute} is a {type(found).__name__}, and must be {wanted}"
         )
     return found
 
@@ -285,12 +305,10 @@ def _as_batches(source: str, value: Any) -> tuple[Batch, ...]:
     if isinstance(value, torch.Tensor | str | bytes | dict) or not hasattr(value, "__iter__"):
         raise ModelSourceError(
             source,
-            f"calibration is a {type(value).__name__}, and must be a list with one tuple of "
+            f"the data are a {type(value).__name__}, and must be a list with one tuple of "
             "tensors per batch",
         )
-    return tuple(
-        _as_batch(source, f"calibration batch {index}", batch) for index, batch in enumerate(value)
-    )
+    return tuple(_as_batch(source, f"batch {index}", batch) for index, batch in enumerate(value))
 
 
 def _as_batch(source: str, what: str, value: object) -> Batch:

@@ -208,7 +208,6 @@ def _check_calls(members: Mapping[str, bytes], audited: Audit) -> int:
 
 def _package_info(backend: BasePT2EBackend, audited: Audit, calls: int) -> PackageInfo:
     host = read_host()
-    pinned = (*backend.inductor_settings.config, *backend.inductor_settings.environment)
     return PackageInfo(
         backend=TargetInfo(
             "", backend.name, backend_options(backend), dict(backend.option_reasons)
@@ -217,7 +216,7 @@ def _package_info(backend: BasePT2EBackend, audited: Audit, calls: int) -> Packa
         cpu=host.cpu,
         # torch tells the compiler to use this very CPU.
         cpu_features=host.instruction_sets,
-        settings={setting.name: str(setting.value) for setting in pinned},
+        settings=backend.inductor_settings.as_texts(),
         audit=audited.to_dict(),
         int8_kernel_calls=calls,
     )

@@ -22,7 +22,7 @@ def reexport(reference: GraphModule, info: ReferenceInfo) -> torch.export.Export
     """
     call = example_call(reference, info)
     # Limits and equal sizes are in the guards of the reference.
-    sizes = [spec.shape and _dynamic_sizes(spec) for spec in info.inputs]
+    sizes = [spec.shape and dynamic_sizes(spec) for spec in info.inputs]
     shapes = _torch_compat.dynamic_shapes_for_call(reference, sizes)
     with torch.no_grad(), tracing:
         return torch.export.export(reference, call.args, dict(call.kwargs), dynamic_shapes=shapes)
@@ -50,7 +50,8 @@ def placeholder(spec: InputSpec) -> Any:
     )
 
 
-def _dynamic_sizes(spec: InputSpec) -> dict[int, Any]:
+def dynamic_sizes(spec: InputSpec) -> dict[int, Any]:
+    """Mark the sizes of an input that may vary, as ``torch.export.export`` wants it."""
     return {
         dim: torch.export.Dim.AUTO
         for dim, size in enumerate(spec.shape or ())

@@ -1,13 +1,17 @@
 """What a report holds: plain values, each section None until it was measured."""
 
+import io
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from versatil_core.atomic_file import replacing
 from versatil_core.host import Host
+from versatil_core.latency import Judgement
 from versatil_core.layer_report import ActivationRange, LayerReport
 
 __all__ = [
@@ -136,8 +140,7 @@ class SpeedPoint:
         int8: Of the quantized model.
         speedup: ``float_compiled / int8``, formed within each round.
         speedup_eager: ``float_eager / int8``, likewise.
-        judgement: ``"faster"``, ``"slower"``, ``"same_speed"`` or ``"too_noisy"``, of ``speedup``
-            by the rule in :mod:`versatil_core.latency`.
+        judgement: Of ``speedup``, see :func:`versatil_core.latency.judge`.
     """
 
     threads: int
@@ -149,7 +152,7 @@ class SpeedPoint:
     int8: Timing
     speedup: Timing
     speedup_eager: Timing
-    judgement: str
+    judgement: Judgement
 
 
 @dataclass(frozen=True)
@@ -288,6 +291,31 @@ class Report:
     def to_json(self) -> str:
         """Return :meth:`to_dict` as text, indented."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page that needs no network and no other file, whole or not at all.
+
+        Raises:
+            ModelFileError: The file cannot be written.
+        """
+        from versatil_core.html_report import render_html
+
+        with replacing(path) as file:
+            file.write(render_html(self).encode())
+
+    def __rich__(self) -> Any:
+        """Tables for a rich console."""
+        from versatil_core.report_tables import report_table
+
+        return report_table(self)
+
+    def __str__(self) -> str:
+        """The same as text, 100 columns wide."""
+        from rich.console import Console
+
+        buffer = io.StringIO()
+        Console(file=buffer, width=100, no_color=True).print(self)
+        return buffer.getvalue().rstrip()
 
 
 def _lost_seconds(layer: LayerReport) -> float:

@@ -30,6 +30,12 @@ _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "item"})
 _MATH = frozenset({"ceil", "floor", "trunc", "sqrt"})
 # Of torch, where the result may be symbolic: torch.sym_max(1, ...), from torch 2.14 on.
 _SYMBOLIC = {"sym_max": "Max", "sym_min": "Min", "sym_float": "", "_sym_sqrt": ""}
+_OPERATORS: dict[type[ast.operator], str] = {
+    ast.Pow: "Pow",
+    ast.Mult: "Mul",
+    ast.Add: "Add",
+    ast.Sub: "Add",
+}
 _NUMBER = re.compile(r"[+-]?\d{1,20}(\.\d{0,40})?(e[+-]?\d{1,2})?")
 _MAX_NUMBER = 2**64
 # Sympy multiplies sums out, which takes exponentially long; real sizes have one or two of each.
@@ -141,12 +147,8 @@ def _called(node: ast.AST) -> str:
             return name
         case ast.Call(func=ast.Attribute(attr=name)):
             return _SYMBOLIC.get(name, "")
-        case ast.BinOp(op=ast.Pow()):
-            return "Pow"
-        case ast.BinOp(op=ast.Mult()):
-            return "Mul"
-        case ast.BinOp(op=ast.Add() | ast.Sub()):
-            return "Add"
+        case ast.BinOp(op=operator):
+            return _OPERATORS.get(type(operator), "")
         case ast.BoolOp():
             return "And"
         case _:

@@ -14,16 +14,21 @@ pytest finds and runs the suite (``pip install pytest``); importing this module 
 
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
-from versatil_core.audit import Audit
+from versatil_core.audit import Audit, LayerAudit, audit, audited_layers
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.compile import CompiledModel
 from versatil_core.conformance_contract import ContractConformance
 from versatil_core.conformance_environment import EnvironmentConformance
 from versatil_core.conformance_kernels import KernelConformance
 from versatil_core.conformance_layers import LayerConformance
 from versatil_core.exactness import check_exactness
-from versatil_core.lower import lower
+from versatil_core.layer_report import LayerReport
+from versatil_core.lower import is_lowered, lower, lowering_record
+from versatil_core.packaged_model import PackagedModel
+from versatil_core.report_result import Report
 
 __all__ = [
     "BackendConformance",
@@ -48,26 +53,51 @@ class BackendConformance(PortableConformance, KernelConformance):
     """
 
 
-def assert_int8(audit: Audit, *, min_layers: int | None = None) -> None:
+def assert_int8(model: Audit | Report | torch.nn.Module, *, min_layers: int | None = None) -> None:
     """Fail unless a model runs as int8.
 
     Args:
-        audit: From :func:`versatil_core.audit`.
+        model: What :func:`versatil_core.compile`, :func:`versatil_core.lower` or
+            :func:`versatil_core.load_package` returned; or an audit or a report of one.
         min_layers: How many layers have to be int8; all of them if None.
 
     Raises:
         AssertionError: Too few are; names those that stay float, with their reasons.
+        TypeError: ``model`` is none of these.
 
     Example:
         >>> import torch
-        >>> from versatil_core import audit, host_backend, quantize
+        >>> from versatil_core import compile, host_backend, quantize
         >>> model, x, backend = torch.nn.Linear(8, 4), torch.randn(2, 8), host_backend()
-        >>> assert_int8(audit(quantize(model, x, backend, [x]), backend))
+        >>> assert_int8(compile(quantize(model, x, backend, [x]), backend))
     """
-    wanted = max(len(audit.layers), 1) if min_layers is None else min_layers
-    lines = [f"  {layer.module_path or layer.node}: {layer.reason}" for layer in audit.float_layers]
-    assert audit.int8_count >= wanted, "\n".join(
-        [f"{audit.int8_count} of {len(audit.layers)} layers are int8, expected {wanted}", *lines]
+    layers = _layers_of(model)
+    count = sum(layer.is_int8 for layer in layers)
+    wanted = max(len(layers), 1) if min_layers is None else min_layers
+    lines = [
+        f"  {layer.module_path or layer.node}: {layer.reason}"
+        for layer in layers
+        if not layer.is_int8
+    ]
+    assert count >= wanted, "\n".join(
+        [f"{count} of {len(layers)} layers are int8, expected {wanted}", *lines]
+    )
+
+
+def _layers_of(
+    model: Audit | Report | torch.nn.Module,
+) -> tuple[LayerAudit, ...] | tuple[LayerReport, ...]:
+    if isinstance(model, Audit | Report):
+        return model.layers
+    if isinstance(model, CompiledModel):
+        return audit(model.reference, model.backend).layers
+    if isinstance(model, PackagedModel) and model.manifest.package is not None:
+        return Audit.from_dict(model.manifest.package.audit).layers
+    if is_lowered(model):
+        return audited_layers(lowering_record(model))
+    raise TypeError(
+        f"{type(model).__name__} is no model that versatil made run as int8: pass what compile(), lower() or "
+        f"load_package() returned, or an audit or a report"
     )
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from versatil_core.audit import Audit, LayerAudit
-from versatil_core.command_quantize import float_layers_outside
 from versatil_core.errors import TargetError
+from versatil_core.excluded_layers import float_layers_outside
 
 
 def layer(path: str, *, is_int8: bool, node: str = "node") -> LayerAudit:
@@ -34,16 +34,16 @@ AUDIT = Audit(
     ],
 )
 def test_float_layers_outside(excluded: tuple[str, ...], left: list[str]) -> None:
-    assert [found.module_path for found in float_layers_outside(AUDIT, excluded)] == left
+    assert [found.module_path for found in float_layers_outside(AUDIT.layers, excluded)] == left
 
 
 def test_an_excluded_path_without_a_layer_is_an_error() -> None:
     with pytest.raises(TargetError, match=r"--exclude encoder.2.*did you mean encoder") as caught:
-        float_layers_outside(AUDIT, ["encoder", "encoder.2"])
+        float_layers_outside(AUDIT.layers, ["encoder", "encoder.2"])
     assert caught.value.module_paths == ("encoder.2",)
     assert "encoder.1" in caught.value.suggestions
 
 
 def test_nothing_similar_gives_no_hint() -> None:
     with pytest.raises(TargetError, match=r"no layer has this path$"):
-        float_layers_outside(AUDIT, ["zzz"])
+        float_layers_outside(AUDIT.layers, ["zzz"])

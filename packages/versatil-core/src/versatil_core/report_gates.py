@@ -1,0 +1,145 @@
+"""Turns the numbers of a report into a verdict, and into conditions that hold or not."""
+
+from collections.abc import Iterable, Iterator
+
+from versatil_core.excluded_layers import float_layers_outside
+from versatil_core.latency import Judgement
+from versatil_core.report_result import Gate, Report, SpeedPoint, Verdict, VerdictCode
+
+_SHOWN_LAYERS = 3
+
+
+def verdict_of(report: Report) -> Verdict:
+    """Sum a report up in one code and one sentence.
+
+    Args:
+        report: Its own verdict is not looked at.
+    """
+    sentence = ", ".join(_phrases(report))
+    return Verdict(_code(report), f"{sentence[:1].upper()}{sentence[1:]}.")
+
+
+def slowest_point(report: Report) -> SpeedPoint | None:
+    """The configuration in which int8 gains least; None if speed was not measured."""
+    return min(report.speed, key=lambda point: point.speedup.median, default=None)
+
+
+def gates_of(
+    report: Report,
+    *,
+    min_speedup: float | None = None,
+    min_sqnr_db: float | None = None,
+    require_int8: bool = False,
+    excluded: Iterable[str] = (),
+) -> tuple[Gate, ...]:
+    """Check the conditions that were asked for.
+
+    Args:
+        report: A whole one.
+        min_speedup: Times that int8 has to be faster than the compiled float model, in every
+            configuration; one in which the machine was too noisy to tell fails.
+        min_sqnr_db: SQNR that the outputs must have against the float model, in dB.
+        require_int8: Whether every layer has to run as int8.
+        excluded: Module paths that may stay float, with all in them.
+
+    Raises:
+        TargetError: An excluded path matches no layer.
+    """
+    return tuple(_gates(report, min_speedup, min_sqnr_db, require_int8, tuple(excluded)))
+
+
+def _code(report: Report) -> VerdictCode:
+    if report.is_partial:
+        return VerdictCode.INCOMPLETE
+    if report.accuracy is not None and not report.accuracy.is_exact:
+        return VerdictCode.INEXACT
+    if not report.int8_count:
+        return VerdictCode.NO_INT8
+    found = {point.judgement for point in report.speed}
+    for judgement, code in (
+        (Judgement.SLOWER, VerdictCode.SLOWER),
+        (Judgement.TOO_NOISY, VerdictCode.TOO_NOISY),
+        (Judgement.SAME_SPEED, VerdictCode.SAME_SPEED),
+        (Judgement.FASTER, VerdictCode.FASTER),
+    ):
+        if judgement in found:
+            return code
+    return VerdictCode.NOT_TIMED
+
+
+def _phrases(report: Report) -> Iterator[str]:
+    if report.is_partial:
+        yield f"stopped before it was done with {' and '.join(report.unfinished)}"
+    accuracy = report.accuracy
+    if accuracy is not None and not accuracy.is_exact:
+        yield (
+            f"the int8 kernels do not give what the reference defines ({accuracy.exact_ops} of "
+            f"{accuracy.ops} operations are exact)"
+        )
+    if (point := slowest_point(report)) is not None:
+        yield _speed_phrase(point)
+        if point.judgement is Judgement.SLOWER and report.losing_layers:
+            yield _losing_phrase(report)
+    if report.size is not None:
+        yield f"{report.size.float_file / report.size.int8_file:.1f}x smaller"
+    if accuracy is not None:
+        yield from (
+            f"{metric.name} {metric.float_value:.4g} -> {metric.int8_value:.4g}"
+            for metric in accuracy.metrics
+        )
+        yield f"SQNR {accuracy.sqnr_db:.1f} dB"
+    yield f"{report.int8_count} of {len(report.layers)} layers int8"
+
+
+def _speed_phrase(point: SpeedPoint) -> str:
+    threads = "1 thread" if point.threads == 1 else f"{point.threads} threads"
+    where = f"than float torch.compile on this CPU ({threads}, batch {point.batch})"
+    ratio = point.speedup.median
+    if point.judgement is Judgement.FASTER:
+        return f"{ratio:.2f}x faster {where}"
+    if point.judgement is Judgement.SLOWER:
+        return f"{ratio:.2f}x, slower {where}"
+    if point.judgement is Judgement.SAME_SPEED:
+        return f"as fast as float torch.compile on this CPU ({threads}, batch {point.batch})"
+    return f"too noisy to tell whether it is faster {where}: {ratio:.2f}x, {point.speedup.low:.2f} to {point.speedup.high:.2f}"
+
+
+def _losing_phrase(report: Report) -> str:
+    losing = report.losing_layers
+    names = ", ".join(layer.name for layer in losing[:_SHOWN_LAYERS])
+    more = len(losing) - _SHOWN_LAYERS
+    return f"layers that lose: {names}{f' and {more} more' if more > 0 else ''}"
+
+
+def _gates(
+    report: Report,
+    min_speedup: float | None,
+    min_sqnr_db: float | None,
+    require_int8: bool,
+    excluded: tuple[str, ...],
+) -> Iterator[Gate]:
+    if min_speedup is not None:
+        failing = [point for point in report.speed if not _is_faster_by(point, min_speedup)]
+        worst = min(failing, key=lambda point: point.speedup.median, default=slowest_point(report))
+        found = "not measured" if worst is None else _speed_phrase(worst)
+        yield Gate(
+            "min_speedup",
+            bool(report.speed) and not failing,
+            f"speedup of at least {min_speedup:g}x wanted: {found}",
+        )
+    if min_sqnr_db is not None:
+        measured = None if report.accuracy is None else report.accuracy.sqnr_db
+        is_passed = measured is not None and measured >= min_sqnr_db
+        found = "not measured" if measured is None else f"{measured:.1f} dB"
+        yield Gate("min_sqnr", is_passed, f"SQNR of at least {min_sqnr_db:g} dB wanted: {found}")
+    if require_int8:
+        float_layers = float_layers_outside(report.layers, excluded)
+        names = ", ".join(layer.name for layer in float_layers)
+        count = len(float_layers)
+        subject = "1 layer stays" if count == 1 else f"{count} layers stay"
+        found = f"{subject} float: {names}" if float_layers else "all are"
+        yield Gate("require_int8", not float_layers, f"all layers wanted as int8: {found}")
+
+
+def _is_faster_by(point: SpeedPoint, ratio: float) -> bool:
+    return point.judgement is not Judgement.TOO_NOISY and point.speedup.median >= ratio

@@ -1,0 +1,192 @@
+"""The verdict and the conditions, from reports made by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from versatil_core import TargetError, VerdictCode
+from versatil_core.latency import Judgement
+from versatil_core.layer_report import KernelRun, LayerReport
+from versatil_core.report_gates import gates_of, slowest_point, verdict_of
+from versatil_core.report_result import (
+    Accuracy,
+    MetricResult,
+    Report,
+    Size,
+    SpeedPoint,
+    Timing,
+)
+
+
+def point(judgement: Judgement, speedup: float, *, threads: int = 2, batch: int = 8) -> SpeedPoint:
+    timing = Timing(1.0, 1.0, 1.0)
+    ratio = Timing(speedup, speedup - 0.1, speedup + 0.1)
+    shapes = ((batch, 3),)
+    return SpeedPoint(threads, batch, shapes, 30, timing, timing, timing, ratio, ratio, judgement)
+
+
+FASTER = point(Judgement.FASTER, 2.0)
+SLOWER = point(Judgement.SLOWER, 0.8, batch=1)
+NOISY = point(Judgement.TOO_NOISY, 1.2)
+SAME = point(Judgement.SAME_SPEED, 1.01)
+ACCURACY = Accuracy(2, 16, 2, 30.0, 30.1, 70.0, 0.999, 0.1, 9, 9, is_exact=True)
+INEXACT = replace(ACCURACY, is_exact=False, exact_ops=7)
+EMPTY: Any = None
+
+
+def layer(name: str, float_seconds: float, int8_seconds: float | None) -> LayerReport:
+    """An int8 layer, or without ``int8_seconds`` a float one."""
+
+    def run(seconds: float) -> KernelRun:
+        return KernelRun("onednn", "some:kernel", "matmul", "u8:s8:f32", seconds)
+
+    is_int8 = int8_seconds is not None
+    return LayerReport(
+        module_path=name,
+        op="linear",
+        node=name,
+        input_shape=(8, 3),
+        weight_shape=(4, 3),
+        output_shape=(8, 4),
+        is_int8=is_int8,
+        post_ops=(),
+        output_dtype="float32" if is_int8 else None,
+        reason=None if is_int8 else "not asked for",
+        int8_run=None if int8_seconds is None else run(int8_seconds),
+        float_run=run(float_seconds),
+    )
+
+
+LAYERS = (
+    layer("encoder.0", 1.0, 2.0),
+    layer("encoder.1", 1.0, 5.0),
+    layer("encoder.2", 2.0, 1.0),
+    layer("head", 1.0, None),
+)
+
+
+def report(**values: Any) -> Report:
+    return replace(Report("toy", EMPTY, EMPTY, LAYERS), **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "sentence"),
+    [
+        ({}, VerdictCode.NOT_TIMED, "3 of 4 layers int8."),
+        (
+            {"speed": (FASTER,), "accuracy": ACCURACY, "size": Size(400, 100, 0, 0)},
+            VerdictCode.FASTER,
+            (
+                "2.00x faster than float torch.compile on this CPU (2 threads, batch 8), 4.0x smaller, "
+                "SQNR 30.0 dB, 3 of 4 layers int8."
+            ),
+        ),
+        (
+            # The configuration that gains least speaks for all.
+            {"speed": (FASTER, SLOWER)},
+            VerdictCode.SLOWER,
+            (
+                "0.80x, slower than float torch.compile on this CPU (2 threads, batch 1), "
+                "layers that lose: encoder.1, encoder.0, 3 of 4 layers int8."
+            ),
+        ),
+        (
+            {"speed": (FASTER, NOISY)},
+            VerdictCode.TOO_NOISY,
+            (
+                "Too noisy to tell whether it is faster than float torch.compile on this CPU (2 threads, "
+                "batch 8): 1.20x, 1.10 to 1.30, 3 of 4 layers int8."
+            ),
+        ),
+        (
+            {"speed": (FASTER, SAME)},
+            VerdictCode.SAME_SPEED,
+            "As fast as float torch.compile on this CPU (2 threads, batch 8), 3 of 4 layers int8.",
+        ),
+        (
+            {"speed": (FASTER,), "accuracy": INEXACT},
+            VerdictCode.INEXACT,
+            (
+                "The int8 kernels do not give what the reference defines (7 of 9 operations are exact), "
+                "2.00x faster than float torch.compile on this CPU (2 threads, batch 8), SQNR 30.0 dB, "
+                "3 of 4 layers int8."
+            ),
+        ),
+        (
+            {"speed": (FASTER,), "layers": LAYERS[3:]},
+            VerdictCode.NO_INT8,
+            "2.00x faster than float torch.compile on this CPU (2 threads, batch 8), 0 of 1 layers int8.",
+        ),
+        (
+            {"accuracy": INEXACT, "unfinished": ("speed",)},
+            VerdictCode.INCOMPLETE,
+            (
+                "Stopped before it was done with speed, the int8 kernels do not give what the reference "
+                "defines (7 of 9 operations are exact), SQNR 30.0 dB, 3 of 4 layers int8."
+            ),
+        ),
+        (
+            {"accuracy": replace(ACCURACY, metrics=(MetricResult("top1", 0.978, 0.97512),))},
+            VerdictCode.NOT_TIMED,
+            "Top1 0.978 -> 0.9751, SQNR 30.0 dB, 3 of 4 layers int8.",
+        ),
+    ],
+)
+def test_verdict(values: dict[str, Any], code: VerdictCode, sentence: str) -> None:
+    verdict = verdict_of(report(**values))
+
+    assert (verdict.code, verdict.sentence) == (code, sentence)
+
+
+def test_slowest_point() -> None:
+    assert slowest_point(report()) is None
+    assert slowest_point(report(speed=(FASTER, SLOWER, SAME))) is SLOWER
+
+
+def test_losing_layers_come_worst_first() -> None:
+    assert [each.name for each in report().losing_layers] == ["encoder.1", "encoder.0"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "passed", "text"),
+    [
+        ({"min_speedup": 2.0}, True, "speedup of at least 2x wanted: 2.00x faster than float"),
+        ({"min_speedup": 2.1}, False, "speedup of at least 2.1x wanted: 2.00x faster than float"),
+        ({"min_sqnr_db": 30}, True, "SQNR of at least 30 dB wanted: 30.0 dB"),
+        ({"min_sqnr_db": 30.5}, False, "SQNR of at least 30.5 dB wanted: 30.0 dB"),
+        ({"require_int8": True}, False, "all layers wanted as int8: 1 layer stays float: head"),
+        ({"require_int8": True, "excluded": ["head"]}, True, "all layers wanted as int8: all are"),
+    ],
+)
+def test_gates(conditions: dict[str, Any], passed: bool, text: str) -> None:
+    [gate] = gates_of(report(speed=(FASTER,), accuracy=ACCURACY), **conditions)
+
+    assert gate.is_passed is passed
+    assert gate.text.startswith(text)
+
+
+def test_no_condition_is_no_gate() -> None:
+    assert gates_of(report(speed=(FASTER,))) == ()
+
+
+@pytest.mark.parametrize("conditions", [{"min_speedup": 0.1}, {"min_sqnr_db": 0.0}])
+def test_what_was_not_measured_does_not_pass(conditions: dict[str, Any]) -> None:
+    [gate] = gates_of(report(), **conditions)
+
+    assert not gate.is_passed
+    assert "not measured" in gate.text
+
+
+@pytest.mark.parametrize("speed", [(FASTER, SLOWER), (FASTER, point(Judgement.TOO_NOISY, 9.0))])
+def test_each_configuration_has_to_be_fast_and_certain(speed: tuple[SpeedPoint, ...]) -> None:
+    [gate] = gates_of(report(speed=speed), min_speedup=1.0)
+
+    assert not gate.is_passed
+    assert ("slower than" in gate.text) == (SLOWER in speed)
+    assert ("too noisy to tell" in gate.text) == (SLOWER not in speed)
+
+
+def test_an_excluded_path_must_exist() -> None:
+    with pytest.raises(TargetError, match=r"--exclude haed: no layer .*did you mean head"):
+        gates_of(report(), require_int8=True, excluded=["haed"])
