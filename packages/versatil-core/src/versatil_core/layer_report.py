@@ -24,6 +24,11 @@ class KernelRun:
     dtypes: str
     seconds: float
 
+    @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies 8-bit integers."""
+        return self.dtypes.startswith(("u8:s8", "s8:s8", "s8:u8", "u8:u8"))
+
 
 @dataclass(frozen=True)
 class LayerAccuracy:

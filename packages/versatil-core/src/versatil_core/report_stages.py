@@ -1,7 +1,9 @@
 """The stages in which a report is measured; each returns the report with what it found."""
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,19 +13,23 @@ from versatil_core.audit import audit
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.compile import CompiledModel
 from versatil_core.compile import compile as compile_int8
+from versatil_core.discovery import installed_backends
 from versatil_core.environment_report import environment_of
 from versatil_core.exactness import check_exactness
 from versatil_core.exactness_report import OpExactness
-from versatil_core.export import ModelInputs
+from versatil_core.export import ModelInputs, tracing
 from versatil_core.int8_islands import joined_layers
+from versatil_core.kernel_trace import ModelTrace, TraceError, trace_model
 from versatil_core.layer_accuracy import GraphErrors, graph_errors
-from versatil_core.layer_report import LayerAccuracy, LayerReport
+from versatil_core.layer_kernels import kernels_of_layers
+from versatil_core.layer_report import KernelRun, LayerAccuracy, LayerReport
 from versatil_core.lower import lower, lowered_copy
 from versatil_core.model_accuracy import measure_metric, output_errors
 from versatil_core.progress import StageProgress
 from versatil_core.recorded_values import ValueRecorder, copies_of
 from versatil_core.report_request import ReportRequest
-from versatil_core.report_result import Accuracy, MetricResult, Report, Verdict, VerdictCode
+from versatil_core.report_result import Accuracy, MetricResult, Report, Size, Verdict, VerdictCode
+from versatil_core.saved_reference import save
 from versatil_core.speed import batch_size, measure_speed, torch_threads, with_batch
 from versatil_passes import LoweredOp
 
@@ -195,4 +201,87 @@ def _samples(call: ModelInputs) -> int:
 
 
 def kernels_stage(work: ReportWork, found: Report) -> Report:
+    """Run both models in processes of their own: kernels, first result, memory, size."""
+    call, threads = work.calls[0], (work.request.threads or (torch.get_num_threads(),))[0]
+    with tempfile.TemporaryDirectory(prefix="versatil_") as name:
+        folder = Path(name)
+        with work.progress.stage("write both models"):
+            found = replace(found, size=_written_sizes(work, folder))
+        if work.backend.name not in {entry.name for entry in installed_backends()}:
+            note = (
+                f"Which kernels ran is unknown: backend {work.backend.name!r} is not registered, so that no "
+                f"other process can make it"
+            )
+            return replace(found, notes=(*found.notes, note))
+        for kind in ("float", "int8"):
+            with work.progress.stage(f"watch the kernels of the {kind} model"):
+                try:
+                    trace = trace_model(
+                        kind, f"{kind}.pt2", folder, call, work.backend, threads=threads
+                    )
+                except TraceError as error:
+                    note = f"Which kernels ran in the {kind} model is unknown, its process failed: {error}"
+                    found = replace(found, notes=(*found.notes, note))
+                    continue
+            found = _with_trace(found, kind, trace)
     return found
+
+
+def _written_sizes(work: ReportWork, folder: Path) -> Size:
+    call = work.calls[0]
+    with torch.no_grad(), tracing:
+        program = torch.export.export(work.float_model, call.args, dict(call.kwargs))
+    program.example_inputs = None  # data, no part of the model
+    torch.export.save(program, folder / "float.pt2")
+    save(work.reference, folder / "int8.pt2")
+    return Size(
+        float_file=(folder / "float.pt2").stat().st_size,
+        int8_file=(folder / "int8.pt2").stat().st_size,
+        float_weights=_weight_bytes(work.float_model),
+        int8_weights=_weight_bytes(work.reference),
+    )
+
+
+def _weight_bytes(module: torch.nn.Module) -> int:
+    """Parameters and buffers; tensors that share memory count once."""
+    tensors = [*module.parameters(), *module.buffers()]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _with_trace(found: Report, kind: str, trace: ModelTrace) -> Report:
+    kernels = kernels_of_layers(found.layers, trace.runs, is_float=kind == "float")
+    assert found.size is not None
+    return replace(
+        found,
+        layers=tuple(
+            replace(layer, **{f"{kind}_run": kernel})
+            for layer, kernel in zip(found.layers, kernels, strict=True)
+        ),
+        first_result={**found.first_result, kind: trace.first_result},
+        size=replace(
+            found.size,
+            **{f"{kind}_call": trace.call_bytes, f"{kind}_process": trace.process_bytes},
+        ),
+        notes=(*found.notes, *(_kernel_notes(found.layers, kernels) if kind == "int8" else ())),
+    )
+
+
+def _kernel_notes(
+    layers: Sequence[LayerReport], kernels: Sequence[KernelRun | None]
+) -> Iterator[str]:
+    """Say of which int8 layers no int8 kernel was seen."""
+    pairs = [*zip(layers, kernels, strict=True)]
+    unseen = [layer.name for layer, kernel in pairs if layer.is_int8 and kernel is None]
+    wrong = [
+        layer.name
+        for layer, kernel in pairs
+        if layer.is_int8 and kernel is not None and not kernel.is_int8
+    ]
+    if unseen:
+        yield f"No kernel was seen that fits the int8 layers {', '.join(unseen)}"
+    if wrong:
+        yield (
+            f"A float kernel was seen for {', '.join(wrong)}, where an int8 one was expected: please "
+            f"report this"
+        )
