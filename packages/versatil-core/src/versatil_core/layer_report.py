@@ -15,7 +15,7 @@ class KernelRun:
         implementation: Such as ``"brg_matmul:avx512_core_vnni"``.
         primitive: Such as ``"matmul"``, ``"convolution"`` or ``"gemm"``.
         dtypes: Of source, weights and result, such as ``"u8:s8:f32"``.
-        seconds: Median over the traced runs.
+        seconds: The least of the traced runs.
     """
 
     library: str

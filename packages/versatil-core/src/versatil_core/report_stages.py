@@ -251,27 +251,24 @@ def _weight_bytes(module: torch.nn.Module) -> int:
 
 def _with_trace(found: Report, kind: str, trace: ModelTrace) -> Report:
     kernels = kernels_of_layers(found.layers, trace.runs, is_float=kind == "float")
-    assert found.size is not None
-    return replace(
-        found,
-        layers=tuple(
-            replace(layer, **{f"{kind}_run": kernel})
-            for layer, kernel in zip(found.layers, kernels, strict=True)
-        ),
-        first_result={**found.first_result, kind: trace.first_result},
-        size=replace(
-            found.size,
-            **{f"{kind}_call": trace.call_bytes, f"{kind}_process": trace.process_bytes},
-        ),
-        notes=(*found.notes, *(_kernel_notes(found.layers, kernels) if kind == "int8" else ())),
-    )
+    pairs = [*zip(found.layers, kernels, strict=True)]
+    size = found.size
+    assert size is not None
+    call, process = trace.call_bytes, trace.process_bytes
+    if kind == "float":
+        layers = [replace(layer, float_run=kernel) for layer, kernel in pairs]
+        size = replace(size, float_call=call, float_process=process)
+        notes = found.notes
+    else:
+        layers = [replace(layer, int8_run=kernel) for layer, kernel in pairs]
+        size = replace(size, int8_call=call, int8_process=process)
+        notes = (*found.notes, *_kernel_notes(pairs))
+    first_result = {**found.first_result, kind: trace.first_result}
+    return replace(found, layers=tuple(layers), first_result=first_result, size=size, notes=notes)
 
 
-def _kernel_notes(
-    layers: Sequence[LayerReport], kernels: Sequence[KernelRun | None]
-) -> Iterator[str]:
+def _kernel_notes(pairs: Sequence[tuple[LayerReport, KernelRun | None]]) -> Iterator[str]:
     """Say of which int8 layers no int8 kernel was seen."""
-    pairs = [*zip(layers, kernels, strict=True)]
     unseen = [layer.name for layer, kernel in pairs if layer.is_int8 and kernel is None]
     wrong = [
         layer.name

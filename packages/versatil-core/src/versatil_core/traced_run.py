@@ -2,7 +2,7 @@
 
 ``python -m versatil_core.traced_run FOLDER``: reads ``request.json``, ``inputs.pt`` and the model
 in the folder, and writes ``result.json``. Kernels are logged on stdout, where a line that begins
-with `MARKER` opens each run. :mod:`versatil_core.kernel_trace` starts it.
+with `versatil_core.kernel_log.MARKER` opens each run. :mod:`versatil_core.kernel_trace` starts it.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import torch
 
-from versatil_core import load
 from versatil_core.compile import compile as compile_int8
 from versatil_core.discovery import create_backend
 from versatil_core.export import ModelInputs
+from versatil_core.kernel_log import MARKER
+from versatil_core.saved_reference import load
 from versatil_core.speed import compile_float
 
-MARKER = "versatil_run"
-RUNS = 5
+RUNS = 10
 
 
 def main(folder: Path) -> None:
