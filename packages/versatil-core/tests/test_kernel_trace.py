@@ -23,9 +23,8 @@ LINE = "MKL_VERBOSE SGEMM(T,N,16,4,512,0x7f,0x5f,16,0x5f,4,0x7f,0x5f,4) 2.50us C
 
 def test_split_runs() -> None:
     other = LINE.replace("SGEMM", "DGEMM")
-    log = "\n".join(
-        [LINE, "versatil_run", LINE, other, "versatil_run", LINE, "versatil_run", LINE, ""]
-    )
+    marker = "versatil_run"
+    log = f"{LINE}\n{marker}\n{LINE}\n{other}\n{marker}\n{LINE}\n{marker}\n{LINE}\n"
 
     first, second = split_runs(log)
 

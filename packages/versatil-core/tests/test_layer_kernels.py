@@ -8,9 +8,13 @@ from versatil_core.kernel_log import LoggedKernel, Problem
 from versatil_core.layer_kernels import kernels_of_layers, problems_of
 from versatil_core.layer_report import LayerReport
 
+Shape = tuple[int, ...]
 
-def layer(op: str, *shapes: tuple[int, ...], is_int8: bool = True) -> LayerReport:
-    return LayerReport("", op, "node", *shapes, is_int8, (), None, None)
+
+def layer(
+    op: str, source: Shape, weight: Shape, result: Shape, *, is_int8: bool = True
+) -> LayerReport:
+    return LayerReport("", op, "node", source, weight, result, is_int8, (), None, None)
 
 
 def kernel(problem: Problem, name: str, *, int8: bool = True, seconds: float = 1.0) -> LoggedKernel:
