@@ -11,7 +11,6 @@ from versatil_core.command_tables import (
     backends_table,
     demo_report,
     doctor_report,
-    file_size,
 )
 from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
 from versatil_core.discovery import BackendEntry
@@ -169,10 +168,3 @@ def test_backends_table_folds_and_loses_nothing() -> None:
     entry = BackendEntry("name", "dist", "1.0", "module." * 20 + "x:Class", None)  # type: ignore[arg-type]
     text = shown(backends_table([entry]))
     assert "".join(text.split()).count("module.") == 20
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(999, "1 kB"), (999_400, "999 kB"), (1_000_000, "1.0 MB")]
-)
-def test_file_size(size: int, text: str) -> None:
-    assert file_size(size) == text

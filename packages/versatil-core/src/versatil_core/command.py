@@ -209,7 +209,7 @@ def package(
 
     with job(is_verbose=verbose) as console:
         from versatil_core.command_package import package_file, package_lines
-        from versatil_core.command_tables import file_size
+        from versatil_core.number_text import file_size
         from versatil_core.progress import StageProgress
 
         with StageProgress(console) as progress:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
-from versatil_core.command_tables import file_size
 from versatil_core.host import INT8_FEATURES
 from versatil_core.manifest import Manifest, PackageInfo
+from versatil_core.number_text import file_size
 from versatil_core.reference_info import DynamicSize, InputSpec, TargetInfo
 
 __all__ = ["manifest_table"]

@@ -14,8 +14,9 @@ from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import Diagnosis, Int8Plan
 from versatil_core.host import Host
 from versatil_core.latency import is_unsteady
+from versatil_core.number_text import counted, faster, file_size, three_digits
 
-__all__ = ["backends_table", "demo_report", "doctor_report", "file_size", "print_result"]
+__all__ = ["backends_table", "demo_report", "doctor_report", "print_result"]
 
 
 UNSTEADY = "The machine was busy: the latencies vary a lot. Measure again when it is quiet."
@@ -92,19 +93,7 @@ def backends_table(entries: Iterable[BackendEntry]) -> RenderableType:
 
 def host_line(host: Host) -> str:
     """Name the CPU in one line."""
-    return f"{host.cpu}, {_count(host.cores, 'core')}, {host.machine}"
-
-
-def file_size(size: int) -> str:
-    """Show bytes as people read them.
-
-    Example:
-        >>> file_size(2_400_000)
-        '2.4 MB'
-        >>> file_size(24_300)
-        '24 kB'
-    """
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    return f"{host.cpu}, {counted(host.cores, 'core')}, {host.machine}"
 
 
 def _demo_rows(result: DemoResult) -> list[tuple[str, str, str, str]]:
@@ -130,7 +119,7 @@ def _demo_rows(result: DemoResult) -> list[tuple[str, str, str, str]]:
             f"latency, median of {result.rounds} turns",
             _milliseconds(result.float_latency),
             _milliseconds(result.int8_latency),
-            _faster(result.speedup),
+            faster(result.speedup),
         ),
         (
             "  the middle half of them",
@@ -148,30 +137,16 @@ def _demo_rows(result: DemoResult) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _faster(speedup: float) -> str:
-    """Say it the plain way round also when int8 loses."""
-    return f"{speedup:.2f}x faster" if speedup >= 1 else f"{1 / speedup:.2f}x slower"
-
-
 def _milliseconds(latency: Latency) -> str:
-    return f"{_three_digits(latency.median * 1e3)} ms"
+    return f"{three_digits(latency.median * 1e3)} ms"
 
 
 def _spread(latency: Latency) -> str:
-    return f"{_three_digits(latency.low * 1e3)} to {_three_digits(latency.high * 1e3)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{three_digits(latency.low * 1e3)} to {three_digits(latency.high * 1e3)}"
 
 
 def _is_unsteady(latency: Latency) -> bool:
     return is_unsteady(latency.median, latency.low, latency.high)
-
-
-def _three_digits(value: float) -> str:
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:.{digits}f}"
 
 
 def _declined_lines(declined: Iterable[DeclinedLayer]) -> list[str]:
@@ -190,7 +165,7 @@ def _machine_line(result: DemoResult) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     features = ", ".join(result.host.features)
     return (
-        f"Both compiled by Inductor and frozen; inputs {shapes}; {_count(result.threads, 'thread')}.\n"
+        f"Both compiled by Inductor and frozen; inputs {shapes}; {counted(result.threads, 'thread')}.\n"
         f"{host_line(result.host)} ({features}).\n{versions}.\n{result.backend}"
     )
 
