@@ -17,7 +17,13 @@ from versatil_core.input_check import input_faults
 from versatil_core.lower import check_host, lower, lowered_copy
 from versatil_core.saturation import SaturationCheck, warn_about_saturation
 from versatil_core.versions import check_versions
-from versatil_passes import DecomposeQuantization, Int8Lowering, QuantLiftUp, pass_slots
+from versatil_passes import (
+    DecomposeQuantization,
+    Int8Lowering,
+    KeepTransposedConvolutions,
+    QuantLiftUp,
+    pass_slots,
+)
 
 _log = logging.getLogger(__name__)
 _model_numbers = itertools.count()
@@ -154,7 +160,13 @@ def inductor_values(backend: BasePT2EBackend) -> dict[str, Any]:
     """What to set in Inductor's config for ``backend``: its pinned settings, and its passes behind the user's own."""
     check_versions()
     lowering = Int8Lowering(backend.lowering_rules)
-    passes = (QuantLiftUp(), lowering, SaturationCheck(lowering), DecomposeQuantization())
+    passes = (
+        QuantLiftUp(),
+        lowering,
+        SaturationCheck(lowering),
+        DecomposeQuantization(),
+        KeepTransposedConvolutions(),
+    )
     return {**backend.inductor_settings.config_values(), **pass_slots(*passes)}
 
 

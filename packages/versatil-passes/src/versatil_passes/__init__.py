@@ -18,12 +18,14 @@ from versatil_passes.pass_chain import PassChain, chain_pass
 from versatil_passes.pass_scopes import pass_slots, pre_grad_passes
 from versatil_passes.quant_lift_up import QuantLiftUp
 from versatil_passes.saturating_pairs import SaturatingPairs
+from versatil_passes.transposed_convolutions import KeepTransposedConvolutions
 
 __all__ = [
     "DeclinedOp",
     "DecomposeQuantization",
     "GemmKernels",
     "Int8Lowering",
+    "KeepTransposedConvolutions",
     "LoweredOp",
     "LoweringRecord",
     "LoweringRules",
