@@ -10,25 +10,29 @@ from torch.fx import GraphModule
 
 from versatil_passes import KeepTransposedConvolutions, PassChain, pre_grad_passes
 
-FOLLOWED_BY: dict[str, Callable[[Tensor], Tensor]] = {
-    "a product": lambda y: y * 3.0,
-    "a sum in place": lambda y: y.add_(2.0),
-    "a view and a quotient": lambda y: y.flatten(1) / 3.0,
-    "dropped operators and a product": lambda y: (
+FOLLOWED_BY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a product": lambda y, _: y * 3.0,
+    "a sum in place": lambda y, _: y.add_(2.0),
+    "a view and a quotient": lambda y, _: y.flatten(1) / 3.0,
+    "dropped operators and a product": lambda y, _: (
         nn.functional.dropout(y.float().clone(), training=False) * 3.0
     ),
-    "a factor for each channel": lambda y: y * torch.arange(1.0, 5.0)[:, None, None],
+    "a factor for each channel": lambda y, factors: y * factors,
 }
 
 
 class Upsampling(nn.Module):
-    def __init__(self, then: Callable[[Tensor], Tensor], channels: int) -> None:
+    factors: Tensor
+
+    def __init__(self, then: Callable[[Tensor, Tensor], Tensor], channels: int) -> None:
         super().__init__()
         self.up = nn.ConvTranspose2d(channels, 4, 2, stride=2)
         self.then = then
+        # A constant of the frozen graph.
+        self.register_buffer("factors", torch.arange(1.0, 5.0)[None, :, None, None].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.then(self.up(x))
+        return self.then(self.up(x), self.factors)
 
 
 def exported(model: nn.Module, x: Tensor) -> GraphModule:
@@ -39,7 +43,7 @@ def exported(model: nn.Module, x: Tensor) -> GraphModule:
 
 @pytest.mark.parametrize("channels", [16, 4])
 @pytest.mark.parametrize("then", FOLLOWED_BY.values(), ids=FOLLOWED_BY)
-def test_frozen_results_are_right(then: Callable[[Tensor], Tensor], channels: int) -> None:
+def test_frozen_results_are_right(then: Callable[[Tensor, Tensor], Tensor], channels: int) -> None:
     torch.manual_seed(0)
     x = torch.rand(2, channels, 3, 3)
     module = exported(Upsampling(then, channels), x)
@@ -56,7 +60,7 @@ def test_frozen_results_are_right(then: Callable[[Tensor], Tensor], channels: in
 
 
 @pytest.mark.parametrize("then", FOLLOWED_BY.values(), ids=FOLLOWED_BY)
-def test_eager_results_are_equal(then: Callable[[Tensor], Tensor]) -> None:
+def test_eager_results_are_equal(then: Callable[[Tensor, Tensor], Tensor]) -> None:
     x = torch.rand(2, 16, 3, 3)
     module = exported(Upsampling(then, 16), x)
     expected = module(x)
@@ -71,8 +75,8 @@ def test_eager_results_are_equal(then: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        Upsampling(torch.relu, 16),
-        Upsampling(lambda y: y.flatten(1).relu(), 16),
+        Upsampling(lambda y, _: y.relu(), 16),
+        Upsampling(lambda y, _: y.flatten(1).relu(), 16),
         nn.Sequential(nn.Conv2d(16, 4, 2), nn.Flatten()),
         nn.ConvTranspose2d(16, 4, 2),
     ],
