@@ -100,6 +100,15 @@ def report(**values: Any) -> Report:
             ),
         ),
         (
+            # Each kernel is faster, and most of a call is elsewhere.
+            {"speed": (SLOWER,), "layers": (layer("encoder", 0.4, 0.2),)},
+            VerdictCode.SLOWER,
+            (
+                "0.80x, slower than float torch.compile on this CPU (2 threads, batch 1), "
+                "of a call only 20.0 % is in the kernels of its layers, 1 of 1 layers int8."
+            ),
+        ),
+        (
             {"speed": (FASTER, SAME)},
             VerdictCode.SAME_SPEED,
             "As fast as float torch.compile on this CPU (2 threads, batch 8), 3 of 4 layers int8.",
@@ -142,6 +151,15 @@ def test_verdict(values: dict[str, Any], code: VerdictCode, sentence: str) -> No
 def test_slowest_point() -> None:
     assert slowest_point(report()) is None
     assert slowest_point(report(speed=(FASTER, SLOWER, SAME))) is SLOWER
+
+
+def test_share_of_the_kernels() -> None:
+    found = report(speed=(FASTER,), layers=(layer("a", 0.5, 0.125), layer("b", 0.25, None)))
+
+    assert found.float_kernel_share == 0.75
+    assert found.int8_kernel_share == 0.125
+    assert report(speed=(FASTER,), layers=LAYERS[3:]).int8_kernel_share is None
+    assert report().float_kernel_share is None
 
 
 def test_losing_layers_come_worst_first() -> None:

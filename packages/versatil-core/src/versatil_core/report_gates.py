@@ -4,9 +4,12 @@ from collections.abc import Iterable, Iterator
 
 from versatil_core.excluded_layers import float_layers_outside
 from versatil_core.latency import Judgement
+from versatil_core.number_text import percent
 from versatil_core.report_result import Gate, Report, SpeedPoint, Verdict, VerdictCode
 
 _SHOWN_LAYERS = 3
+SMALL_SHARE = 0.5
+"""Where kernels take less of a call, making them faster hardly helps."""
 
 
 def verdict_of(report: Report) -> Verdict:
@@ -80,6 +83,9 @@ def _phrases(report: Report) -> Iterator[str]:
         yield _speed_phrase(point)
         if point.judgement is Judgement.SLOWER and report.losing_layers:
             yield _losing_phrase(report)
+        share = report.int8_kernel_share
+        if point.judgement is Judgement.SLOWER and share is not None and share < SMALL_SHARE:
+            yield f"of a call only {percent(share)} is in the kernels of its layers"
     if report.size is not None:
         yield f"{report.size.float_file / report.size.int8_file:.1f}x smaller"
     if accuracy is not None:

@@ -281,10 +281,33 @@ class Report:
         losing = [layer for layer in self.layers if layer.is_int8 and (layer.speedup or 1.0) < 1]
         return tuple(sorted(losing, key=_lost_seconds, reverse=True))
 
+    @property
+    def float_kernel_share(self) -> float | None:
+        """Share of a call of the compiled float model that the kernels of its layers take.
+
+        In the first configuration; None unless both were measured.
+        """
+        seconds = [layer.float_run.seconds for layer in self.layers if layer.float_run is not None]
+        return (
+            sum(seconds) / self.speed[0].float_compiled.median if seconds and self.speed else None
+        )
+
+    @property
+    def int8_kernel_share(self) -> float | None:
+        """The same of the int8 model."""
+        seconds = [layer.int8_run.seconds for layer in self.layers if layer.int8_run is not None]
+        return sum(seconds) / self.speed[0].int8.median if seconds and self.speed else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; what JSON has no number for is ``"inf"``, ``"-inf"`` or ``"nan"``."""
         values: dict[str, Any] = _finite(
-            {"format_version": FORMAT_VERSION, "is_partial": self.is_partial, **asdict(self)}
+            {
+                "format_version": FORMAT_VERSION,
+                "is_partial": self.is_partial,
+                **asdict(self),
+                "float_kernel_share": self.float_kernel_share,
+                "int8_kernel_share": self.int8_kernel_share,
+            }
         )
         return values
 

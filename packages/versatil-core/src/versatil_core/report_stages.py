@@ -49,6 +49,12 @@ class ReportWork:
     progress: StageProgress
     _compiled: dict[int, CompiledModel] = field(default_factory=dict)
 
+    @property
+    def first_call(self) -> ModelInputs:
+        """The inputs of the first configuration of the speed measurement."""
+        sizes = self.request.batch_sizes or (_samples(self.calls[0]),)
+        return with_batch(self.reference, self.calls[0], sizes[0])
+
     def int8_model(self, threads: int) -> CompiledModel:
         """Compile for so many threads; generated code is made for a number of them."""
         if threads not in self._compiled:
@@ -63,7 +69,7 @@ def first_look(work: ReportWork) -> Report:
     joined = joined_layers(lowered, record)
     with torch.no_grad():
         recorder = ValueRecorder(work.reference)
-        recorder.run(*copies_of(work.calls[0].leaves))
+        recorder.run(*copies_of(work.first_call.leaves))
     nodes = {node.name: node for node in work.reference.graph.nodes}
 
     def shape(value: Any) -> tuple[int, ...]:
@@ -202,7 +208,7 @@ def _samples(call: ModelInputs) -> int:
 
 def kernels_stage(work: ReportWork, found: Report) -> Report:
     """Run both models in processes of their own: kernels, first result, memory, size."""
-    call, threads = work.calls[0], (work.request.threads or (torch.get_num_threads(),))[0]
+    call, threads = work.first_call, (work.request.threads or (torch.get_num_threads(),))[0]
     with tempfile.TemporaryDirectory(prefix="versatil_") as name:
         folder = Path(name)
         with work.progress.stage("write both models"):
@@ -228,7 +234,7 @@ def kernels_stage(work: ReportWork, found: Report) -> Report:
 
 
 def _written_sizes(work: ReportWork, folder: Path) -> Size:
-    call = work.calls[0]
+    call = work.first_call
     with torch.no_grad(), tracing:
         program = torch.export.export(work.float_model, call.args, dict(call.kwargs))
     program.example_inputs = None  # data, no part of the model

@@ -30,7 +30,14 @@ from versatil_core.report_result import (
     VerdictCode,
 )
 
-__all__ = ["JUDGEMENTS", "float_reasons", "report_table", "unsteady_note", "worst_ranges"]
+__all__ = [
+    "JUDGEMENTS",
+    "float_reasons",
+    "kernel_share_lines",
+    "report_table",
+    "unsteady_note",
+    "worst_ranges",
+]
 
 MANY = 12
 """A terminal shows no more of what a page shows all of."""
@@ -91,6 +98,15 @@ def unsteady_note(points: Iterable[SpeedPoint]) -> str:
     return ""
 
 
+def kernel_share_lines(report: Report) -> list[str]:
+    """Say how much of a call is in the kernels of the layers, if that is known."""
+    of_float, of_int8 = report.float_kernel_share, report.int8_kernel_share
+    if of_float is None or of_int8 is None:
+        return []
+    shares = f"{percent(of_int8)} of a call of the int8 model, and {percent(of_float)}"
+    return [f"These kernels take {shares} of the compiled float model."]
+
+
 def _sections(report: Report) -> Iterator[tuple[str, RenderableType]]:
     if report.speed:
         yield "Speed, each model in its turn", _speed(report.speed)
@@ -100,7 +116,8 @@ def _sections(report: Report) -> Iterator[tuple[str, RenderableType]]:
             yield "Layers that add the most error", _errors(report.layers)
         if worst := worst_ranges(report.ranges):
             yield "Ranges worth a look", _ranges(worst)
-    yield f"{report.int8_count} of {len(report.layers)} layers int8", _kernels(report.layers)
+    kernels = Group(_kernels(report.layers), *map(_indented, kernel_share_lines(report)))
+    yield f"{report.int8_count} of {len(report.layers)} layers int8", kernels
     if report.size is not None:
         yield "Size", _size(report.size)
     if report.first_result:
@@ -108,7 +125,9 @@ def _sections(report: Report) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _speed(points: Iterable[SpeedPoint]) -> RenderableType:
-    table = _table("threads, batch", "float eager", "float compiled", "int8", "int8 is", "")
+    table = _table("threads,\nbatch", "float\neager", "float\ncompiled", "int8", "int8 is", "")
+    for column in table.columns:
+        column.no_wrap = True
     points = [*points]
     for point in points:
         is_good = point.judgement in {Judgement.FASTER, Judgement.SAME_SPEED}
