@@ -1,12 +1,11 @@
 """A report as one page of HTML, which loads nothing."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
 
 from versatil_core.latency import Judgement
 from versatil_core.layer_report import ActivationRange, KernelRun, LayerReport
@@ -20,7 +19,8 @@ from versatil_core.number_text import (
     three_digits,
 )
 from versatil_core.report_charts import (
-    LayerChart,
+    EQUAL_Y,
+    PLOT_BOTTOM,
     RangePicture,
     error_chart,
     range_picture,
@@ -29,14 +29,26 @@ from versatil_core.report_charts import (
 )
 from versatil_core.report_gates import slowest_point
 from versatil_core.report_result import Report, Size, Timing, VerdictCode
-from versatil_core.report_tables import JUDGEMENTS, float_reasons, unsteady_note, worst_ranges
+from versatil_core.report_tables import (
+    JUDGEMENTS,
+    LOW_USE,
+    MUCH_CLIPPED,
+    float_reasons,
+    kernel_share_lines,
+    unsteady_note,
+    worst_ranges,
+)
 
 __all__ = ["render_html"]
+
+TIMES, DASH, MINUS = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}", "\N{MINUS SIGN}"
 
 MANY_LAYERS = 24
 """Tables with more rows are closed at first."""
 SHOWN_RANGES = 12
 SHOWN_ERRORS = 10
+LONG_SENTENCE = 150
+"""A verdict with more letters is set in smaller ones."""
 # Verdict -> the word above the sentence, a sign beside it, and whether it is good news.
 _VERDICTS = {
     VerdictCode.INCOMPLETE: ("Incomplete", "…", "bad"),
@@ -46,10 +58,23 @@ _VERDICTS = {
     VerdictCode.TOO_NOISY: ("Too noisy to tell", "?", "bad"),
     VerdictCode.SAME_SPEED: ("Same speed", "=", "good"),
     VerdictCode.FASTER: ("Faster", "▲", "good"),
-    VerdictCode.NOT_TIMED: ("Not timed", "–", "plain"),
+    VerdictCode.NOT_TIMED: ("Not timed", DASH, "plain"),
 }
 _RATIO = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)x(?!\w)")
-_BREAKS = re.compile(r"(?<=[._/])")
+_BREAKS = re.compile(r"(?<=[.:/])(?=[^\W\d])")
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """In what the times of a column are shown, so that they can be compared at a glance."""
+
+    name: str
+    seconds: float
+    digits: int
+
+    def text(self, run: KernelRun | None) -> str:
+        """Show the time of a kernel."""
+        return DASH if run is None else f"{run.seconds / self.seconds:.{self.digits}f}"
 
 
 @dataclass(frozen=True)
@@ -71,13 +96,16 @@ def render_html(report: Report) -> str:
         HTML. It has no script, and forbids itself to load anything.
     """
     word, sign, tone = _VERDICTS[report.verdict.code]
+    unit = _time_unit(report.layers)
     template = _environment().get_template("report.html.jinja")
     return template.render(
         report=report,
         verdict={"word": word, "sign": sign, "tone": tone},
         figures=[*_figures(report)],
         reasons=float_reasons(report.layers),
-        time_chart=_time_chart(report.layers),
+        kernel_shares=kernel_share_lines(report),
+        time_chart=time_chart(report.layers, unit.seconds),
+        unit=unit,
         error_chart=error_chart(report.layers),
         worst_errors=_worst_errors(report.layers),
         ranges=_pictures(report.ranges),
@@ -85,11 +113,17 @@ def render_html(report: Report) -> str:
         speed_bars=speed_bars,
         unsteady=unsteady_note(report.speed),
         judgements={str(code): text for code, text in JUDGEMENTS.items()},
+        low_use=LOW_USE,
+        much_clipped=MUCH_CLIPPED,
         good_judgements={str(Judgement.FASTER), str(Judgement.SAME_SPEED)},
         many_layers=MANY_LAYERS,
+        long_sentence=LONG_SENTENCE,
+        equal_y=EQUAL_Y,
+        bottom=PLOT_BOTTOM,
     )
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("versatil_core", "templates"),
@@ -99,15 +133,17 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "breakable": _breakable,
         "counted": counted,
         "decibel": decibel,
-        "dtypes": _dtypes,
+        "date": _date,
         "duration": lambda seconds: _typographic(duration(seconds)),
         "milliseconds": _milliseconds,
+        "number": _number,
         "percent": percent,
+        "pieces": _pieces,
         "place": _place,
-        "shape": lambda shape: shape_text(shape).replace("x", "×"),
+        "ratio": _ratio,
+        "shape": lambda shape: shape_text(shape).replace("x", TIMES),
         "typographic": _typographic,
     }
     return environment
@@ -116,9 +152,10 @@ def _environment() -> jinja2.Environment:
 def _figures(report: Report) -> Iterable[Figure]:
     point = slowest_point(report)
     if point is not None:
-        where = f"{counted(point.threads, 'thread')}, batch {point.batch}"
-        least = ", the least of all" if len(report.speed) > 1 else ""
-        yield Figure("Speed", f"{point.speedup.median:.2f}×", f"float compiled, {where}{least}")
+        least = f" (the least of {len(report.speed)})" if len(report.speed) > 1 else ""
+        where = f"{counted(point.threads, 'thread')}, batch {point.batch}{least}"
+        remark = f"against float compiled; {where}"
+        yield Figure("Speed", _ratio(point.speedup.median), remark)
     size = report.size
     if size is not None and size.int8_file:
         sizes = f"{file_size(size.float_file)} → {file_size(size.int8_file)}"
@@ -130,20 +167,19 @@ def _figures(report: Report) -> Iterable[Figure]:
                 metric.name, f"{metric.int8_value:.4g}", f"float: {metric.float_value:.4g}"
             )
         yield Figure("SQNR", decibel(accuracy.sqnr_db), "outputs, against float")
-    yield Figure(
-        "Layers in int8",
-        f"{report.int8_count} of {len(report.layers)}",
-        f"{len(report.layers) - report.int8_count} stay float",
-    )
+    total = len(report.layers)
+    others = total - report.int8_count
+    remark = f"{others} {'stays' if others == 1 else 'stay'} float" if others else "all"
+    yield Figure("Layers in int8", f"{report.int8_count} of {total}", remark)
 
 
-def _time_chart(layers: Iterable[LayerReport]) -> Mapping[str, Any] | None:
-    """The chart, and the unit of its axis."""
-    layers = [*layers]
-    seconds = [run.seconds for each in layers for run in (each.float_run, each.int8_run) if run]
-    unit, factor = ("ms", 1e-3) if max(seconds, default=0.0) >= 1e-3 else ("µs", 1e-6)
-    chart: LayerChart | None = time_chart(layers, factor)
-    return None if chart is None else {"chart": chart, "unit": unit}
+def _time_unit(layers: Iterable[LayerReport]) -> TimeUnit:
+    """The one that suits the longest time."""
+    runs = [run for layer in layers for run in (layer.float_run, layer.int8_run)]
+    longest = max((run.seconds for run in runs if run is not None), default=0.0)
+    name, seconds = ("ms", 1e-3) if longest >= 1e-3 else ("µs", 1e-6)
+    digits = 3 if longest < 100 * seconds else 2 if longest < 1000 * seconds else 1
+    return TimeUnit(name, seconds, digits)
 
 
 def _worst_errors(layers: Iterable[LayerReport]) -> list[tuple[int, LayerReport]]:
@@ -180,15 +216,17 @@ def _sizes(size: Size) -> Iterable[tuple[str, str, str, str]]:
     for name, (of_float, of_int8) in rows.items():
         if of_float is not None or of_int8 is not None:
             ratio = "" if of_float is None or of_int8 is None else _smaller(of_float, of_int8)
-            texts = ("–" if size is None else file_size(size) for size in (of_float, of_int8))
-            yield (name, *texts, ratio)
+            first, second = (
+                DASH if size is None else file_size(size) for size in (of_float, of_int8)
+            )
+            yield name, first, second, ratio
 
 
 def _smaller(of_float: int, of_int8: int) -> str:
     if not of_float or not of_int8:
         return ""
     ratio = of_float / of_int8
-    return f"{ratio:.1f}× smaller" if ratio >= 1 else f"{1 / ratio:.1f}× larger"
+    return f"{ratio:.1f}{TIMES} smaller" if ratio >= 1 else f"{1 / ratio:.1f}{TIMES} larger"
 
 
 def _milliseconds(timing: Timing) -> str:
@@ -200,16 +238,25 @@ def _place(percentage: float) -> str:
     return f"{percentage:.2f}".rstrip("0").rstrip(".") + "%"
 
 
-def _dtypes(run: KernelRun) -> str:
-    return run.dtypes.replace(":", " · ")
+def _ratio(value: float) -> str:
+    return f"{value:.2f}{TIMES}" if value >= 0.1 else f"{value:.1g}{TIMES}"
+
+
+def _date(text: str) -> str:
+    """Show a date in UTC as people write it."""
+    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
+
+
+def _number(value: float, form: str = ".3g") -> str:
+    return f"{value:{form}}".replace("-", MINUS)
 
 
 def _typographic(text: str) -> str:
     """Write signs where a terminal has letters: ``2.00x`` and ``->`` and ``us``."""
-    text = _RATIO.sub(r"\1×", text).replace(" -> ", " → ")
+    text = _RATIO.sub(rf"\1{TIMES}", text).replace(" -> ", " → ")
     return re.sub(r"(?<=\d) us\b", " µs", text)
 
 
-def _breakable(name: str) -> Markup:
-    """Let a long path break after its dots."""
-    return Markup("<wbr>").join(map(escape, _BREAKS.split(name)))
+def _pieces(name: str) -> list[str]:
+    """Cut a long path where a line may end: after its dots."""
+    return _BREAKS.split(name)

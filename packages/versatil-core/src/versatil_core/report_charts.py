@@ -1,248 +1,323 @@
-"""The pictures of a report, as SVG that stands in the page.
+"""Where the marks of a report's pictures lie.
 
-Colours and line styles are those of the page's style sheet, by class, so that they follow light, dark
-and print. Each picture has a title, which screen readers read and pointers show.
+Across, positions are percent of a picture's width, so that it fits a phone as well as a sheet of
+paper without scaling its text; down, they are pixels. The template draws them.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-
-from markupsafe import Markup, escape
+from dataclasses import dataclass
 
 from versatil_core.layer_report import ActivationRange, LayerReport
-from versatil_core.number_text import decibel, duration, percent
-from versatil_core.report_result import SpeedPoint
+from versatil_core.report_result import SpeedPoint, Timing
 
-__all__ = ["error_chart", "island_strip", "range_strip", "speed_bars", "time_bars"]
+__all__ = [
+    "EQUAL_Y",
+    "PLOT_BOTTOM",
+    "PLOT_TOP",
+    "LayerChart",
+    "LayerRow",
+    "Mark",
+    "RangePicture",
+    "Span",
+    "SpeedBar",
+    "Tick",
+    "error_chart",
+    "histogram_outline",
+    "range_picture",
+    "round_ticks",
+    "speed_bars",
+    "time_chart",
+]
 
-BAR_WIDTH = 200
-STRIP_COLUMNS = 30
-_SQUARE = 24
-_DB_STEP = 20
-_MIN_TOP_DB = 60
+PLOT_TOP, PLOT_BOTTOM = 26.0, 150.0
+"""Between them lie all values; above is room for marks, below for the numbers of layers."""
+EQUAL_Y = 8.0
+"""Where a layer without any error is drawn: it has no dB."""
+LAYERS_PER_ROW = 60
+LAYER_WIDTH = 44
+"""Pixels for one layer, at most: three of them shall not fill a page."""
+_ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+Pair = tuple[float | None, float | None]
 
 
-def tag(name: str, *content: str, **attributes: object) -> Markup:
-    """Make one element; ``_`` in the name of an attribute is ``-``, ``class_`` is ``class``.
+@dataclass(frozen=True)
+class Tick:
+    """A labelled place on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One layer's two values in a picture.
+
+    Attributes:
+        number: Of the layer, from 1.
+        layer: The layer.
+        x: Its middle, in percent of the row.
+        ys: Pixels from the top; None where there is no value.
+    """
+
+    number: int
+    layer: LayerReport
+    x: float
+    ys: Pair
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """Some layers after each other; a long model has several rows.
+
+    Attributes:
+        marks: One for each layer.
+        step: Width of a layer, in percent of the row.
+        numbers: Below the row: which layer is which.
+        max_width: In pixels.
+    """
+
+    marks: tuple[Mark, ...]
+    step: float
+    numbers: tuple[Tick, ...]
+    max_width: int
+
+
+@dataclass(frozen=True)
+class LayerChart:
+    """Two values of every layer, over all layers in running order.
+
+    Attributes:
+        rows: The layers.
+        ticks: Of the values, the same in each row; ``at`` is pixels from the top.
+        has_equal: Whether layers without any error are in it.
+    """
+
+    rows: tuple[LayerRow, ...]
+    ticks: tuple[Tick, ...]
+    has_equal: bool = False
+
+
+@dataclass(frozen=True)
+class Span:
+    """From ``start``, so wide; both in percent."""
+
+    start: float
+    width: float
+
+    @property
+    def end(self) -> float:
+        """Where it ends, in percent."""
+        return self.start + self.width
+
+
+@dataclass(frozen=True)
+class RangePicture:
+    """One activation: what it takes, over what its grid holds.
+
+    Attributes:
+        grid: What the grid holds.
+        seen: From the smallest to the largest value.
+        middle: From the 1st to the 99th percentile.
+        median: The 50th.
+        zero: Where 0 lies; None outside the picture.
+        clipped: The parts of `seen` outside the grid.
+        histogram: An outline in a box as wide as there are bins and 1 high; empty without bars.
+        bins: How many there are.
+        bars: Where that box lies; it may reach beyond the picture, which cuts it.
+        is_cut: Whether values lie so far out that the picture leaves them out: below, above.
+    """
+
+    grid: Span
+    seen: Span
+    middle: Span
+    median: float
+    zero: float | None
+    clipped: tuple[Span, ...]
+    histogram: str
+    bins: int
+    bars: Span
+    is_cut: tuple[bool, bool]
+
+
+@dataclass(frozen=True)
+class SpeedBar:
+    """One model in one configuration: a bar, and over its end the middle half of the samples."""
+
+    name: str
+    timing: Timing
+    width: float
+    half: Span
+
+
+def error_chart(layers: Sequence[LayerReport]) -> LayerChart | None:
+    """Show what each layer adds to the error, and what has come together; None without any."""
+    pairs: list[Pair] = [
+        (None, None)
+        if layer.accuracy is None
+        else (layer.accuracy.introduced_db, layer.accuracy.accumulated_db)
+        for layer in layers
+    ]
+    values = _values(pairs)
+    if not values:
+        return None
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    ticks = round_ticks(min(finite), max(finite))
+
+    def y(value: float | None) -> float | None:
+        if value is None or math.isnan(value):
+            return None
+        return EQUAL_Y if value == math.inf else _y(max(value, ticks[0]), ticks)
+
+    rows = _rows(layers, [(y(first), y(second)) for first, second in pairs])
+    return LayerChart(rows, _value_ticks(ticks), has_equal=math.inf in values)
+
+
+def time_chart(layers: Sequence[LayerReport], unit_seconds: float) -> LayerChart | None:
+    """Show how long the kernel of each layer takes, float and int8; None if none was seen.
+
+    Args:
+        layers: In running order.
+        unit_seconds: What 1 on the axis is.
+    """
+
+    def units(layer: LayerReport) -> Pair:
+        runs = layer.float_run, layer.int8_run
+        first, second = (None if run is None else run.seconds / unit_seconds for run in runs)
+        return first, second
+
+    pairs = [units(layer) for layer in layers]
+    values = _values(pairs)
+    if not values:
+        return None
+    ticks = round_ticks(0.0, max(values))
+
+    def y(value: float | None) -> float | None:
+        return None if value is None else _y(value, ticks)
+
+    rows = _rows(layers, [(y(first), y(second)) for first, second in pairs])
+    return LayerChart(rows, _value_ticks(ticks))
+
+
+def range_picture(found: ActivationRange) -> RangePicture:
+    """Lay one activation out over its grid, and at most one width of the grid beyond either end."""
+    low, high = found.grid_low, found.grid_high
+    width = high - low or 1.0
+    left = max(min(found.minimum, low), low - width)
+    right = min(max(found.maximum, high), high + width)
+    scale = 100 / (right - left or 1.0)
+
+    def at(value: float) -> float:
+        return (min(max(value, left), right) - left) * scale
+
+    def span(start: float, end: float) -> Span:
+        return Span(at(start), max(0.0, at(end) - at(start)))
+
+    seen = found.maximum - found.minimum
+    has_bars = math.isfinite(seen) and seen > 0
+    outside = (
+        span(found.minimum, min(low, found.maximum)),
+        span(max(high, found.minimum), found.maximum),
+    )
+    return RangePicture(
+        grid=span(low, high),
+        seen=span(found.minimum, found.maximum),
+        middle=span(found.percentiles["1"], found.percentiles["99"]),
+        median=at(found.percentiles["50"]),
+        zero=at(0.0) if left <= 0 <= right else None,
+        clipped=tuple(part for part in outside if part.width > 0),
+        histogram=histogram_outline(found.histogram) if has_bars else "",
+        bins=len(found.histogram),
+        bars=Span((found.minimum - left) * scale, seen * scale) if has_bars else Span(0, 0),
+        is_cut=(found.minimum < left, found.maximum > right),
+    )
+
+
+def histogram_outline(counts: Sequence[int]) -> str:
+    """Draw bars as an SVG path, each 1 wide; the highest is 1 high, heights go by square roots.
 
     Example:
-        >>> print(tag("rect", tag("title", "a < b"), class_="int8", stroke_width=2))
-        <rect class="int8" stroke-width="2"><title>a &lt; b</title></rect>
+        >>> histogram_outline([1, 4])
+        'M0 1V.5H1V0H2V1Z'
     """
-    shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_rounded(value))}"'
-        for key, value in attributes.items()
+    most = math.sqrt(max(counts, default=0)) or 1.0
+    tops = (1 - math.sqrt(count) / most for count in counts)
+    steps = (f"V{_short(top)}H{end}" for end, top in enumerate(tops, start=1))
+    return f"M0 1{''.join(steps)}V1Z"
+
+
+def speed_bars(point: SpeedPoint) -> tuple[SpeedBar, ...]:
+    """Lay the three models of a configuration out, on a scale that begins with 0."""
+    models = {
+        "float, eager": point.float_eager,
+        "float, compiled": point.float_compiled,
+        "int8": point.int8,
+    }
+    # A little room, so that the end of the longest line shows.
+    scale = 99 / (max(timing.high for timing in models.values()) or 1.0)
+    return tuple(
+        SpeedBar(
+            name,
+            timing,
+            scale * timing.median,
+            Span(scale * timing.low, scale * (timing.high - timing.low)),
+        )
+        for name, timing in models.items()
     )
-    return Markup(f"<{name}{shown}>{''.join(map(escape, content))}</{name}>")  # noqa: S704 -- escaped
 
 
-def error_chart(layers: Sequence[LayerReport]) -> Markup:
-    """Draw what each layer adds to the error, and what has come together up to it, in running order.
+def round_ticks(low: float, high: float, count: int = 4) -> tuple[float, ...]:
+    """Return about so many round numbers in equal steps, the first <= low, the last >= high.
 
-    Args:
-        layers: Those without a known error are left out.
+    Example:
+        >>> round_ticks(18.2, 61.0)
+        (0.0, 20.0, 40.0, 60.0, 80.0)
     """
-    known = [(layer, layer.accuracy) for layer in layers if layer.accuracy is not None]
-    finite = [
-        db
-        for _, accuracy in known
-        for db in (accuracy.introduced_db, accuracy.accumulated_db)
-        if math.isfinite(db)
+    wanted = (high - low or abs(high) or 1.0) / count
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = next(factor * power for factor in _ROUND_STEPS if factor * power >= wanted * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(index * step for index in range(first, max(last, first + 1) + 1))
+
+
+def _values(pairs: Iterable[Pair]) -> list[float]:
+    return [value for pair in pairs for value in pair if value is not None]
+
+
+def _rows(layers: Sequence[LayerReport], ys: Iterable[Pair]) -> tuple[LayerRow, ...]:
+    """Share the layers out evenly over as many rows as they need."""
+    size = math.ceil(len(layers) / math.ceil(len(layers) / LAYERS_PER_ROW))
+    step = 100 / size
+    marks = [
+        Mark(index + 1, layer, (index % size + 0.5) * step, pair)
+        for index, (layer, pair) in enumerate(zip(layers, ys, strict=True))
     ]
-    top = max(_MIN_TOP_DB, _DB_STEP * math.ceil(max(finite, default=0) / _DB_STEP))
-    left, height, step = 44, 220, max(7.0, 700 / max(len(known), 1))
-    width = left + step * len(known) + 8
-
-    def y(db: float) -> float:
-        return 12 + (height - 12) * (1 - min(max(db, 0), top) / top)
-
-    parts = [
-        line
-        for db in range(0, top + 1, _DB_STEP)
-        for line in (
-            tag("line", class_="grid", x1=left, x2=width, y1=y(db), y2=y(db)),
-            tag("text", str(db), class_="tick", x=left - 8, y=y(db) + 4, text_anchor="end"),
-        )
-    ]
-    for index, (layer, accuracy) in enumerate(known):
-        x = left + step * (index + 0.5)
-        added, together = accuracy.introduced_db, accuracy.accumulated_db
-        title = tag(
-            "title",
-            f"{layer.name}: adds {decibel(added)}, up to there {decibel(together)}"
-            f"{'' if layer.is_int8 else ' (float)'}",
-        )
-        parts.append(
-            tag(
-                "g",
-                title,
-                tag("line", class_="stem", x1=x, x2=x, y1=y(added), y2=y(together)),
-                tag("circle", class_="added", cx=x, cy=y(added), r=4),
-                tag("rect", class_="together", x=x - 3.5, y=y(together) - 3.5, width=7, height=7),
-            )
-        )
-    axis = tag("text", "dB", class_="tick", x=left - 8, y=height + 24, text_anchor="end")
-    order = tag("text", "layers in running order", class_="tick", x=left, y=height + 24)
-    return _picture("Error per layer, in dB", width, height + 32, *parts, axis, order)
-
-
-def time_bars(layer: LayerReport, longest: float) -> Markup:
-    """Draw the time of a layer's kernel in the float model above that in the int8 model.
-
-    Args:
-        layer: What ran it.
-        longest: Seconds that take the whole width.
-    """
-    bars = []
-    for row, (kind, run) in enumerate((("float", layer.float_run), ("int8", layer.int8_run))):
-        if run is not None:
-            is_losing = kind == "int8" and (layer.speedup or 1) < 1
-            width = max(1.0, BAR_WIDTH * run.seconds / longest)
-            css = f"{kind} losing" if is_losing else kind
-            bars.append(tag("rect", class_=css, x=0, y=9 * row, width=width, height=7))
-    told = [
-        f"{kind} {duration(run.seconds)}"
-        for kind, run in (("float", layer.float_run), ("int8", layer.int8_run))
-        if run is not None
-    ]
-    return _picture(f"{layer.name}: {', '.join(told)}", BAR_WIDTH, 16, *bars)
-
-
-def speed_bars(point: SpeedPoint) -> Markup:
-    """Draw the medians of one configuration, with the middle half of the samples as whiskers."""
-    timings = (
-        ("float eager", "float", point.float_eager),
-        ("float compiled", "float", point.float_compiled),
-        ("int8", "int8", point.int8),
-    )
-    longest = max(timing.high for *_, timing in timings)
-    parts = []
-    for row, (name, css, timing) in enumerate(timings):
-        y, scale = 22 * row, 300 / longest
-        low, median, high = (value * scale for value in (timing.low, timing.median, timing.high))
-        parts += [
-            tag("text", name, class_="tick", x=0, y=y + 13),
-            tag("rect", class_=css, x=100, y=y + 2, width=median, height=14),
-            tag("line", class_="whisker", x1=100 + low, x2=100 + high, y1=y + 9, y2=y + 9),
-            tag("line", class_="whisker", x1=100 + low, x2=100 + low, y1=y + 5, y2=y + 13),
-            tag("line", class_="whisker", x1=100 + high, x2=100 + high, y1=y + 5, y2=y + 13),
-            tag("text", duration(timing.median), class_="value", x=106 + high, y=y + 13),
-        ]
-    return _picture(f"{point.threads} threads, batch {point.batch}", 480, 64, *parts)
-
-
-def range_strip(found: ActivationRange) -> Markup:
-    """Draw the values of an activation over its grid: histogram, percentiles, what is clipped."""
-    low = min(found.grid_low, found.minimum)
-    high = max(found.grid_high, found.maximum)
-    width, height = 360, 44
-
-    def x(value: float) -> float:
-        return width * (value - low) / (high - low) if high > low else 0.0
-
-    parts = [
-        tag(
-            "rect",
-            class_="quantized",
-            x=x(found.grid_low),
-            y=0,
-            height=height - 10,
-            width=x(found.grid_high) - x(found.grid_low),
-        ),
-        *_histogram(found, x(found.minimum), x(found.maximum), height - 10),
-    ]
-    percentiles = found.percentiles
-    if {"1", "50", "99"} <= percentiles.keys():
-        parts += [
-            tag(
-                "line",
-                class_="middle",
-                x1=x(percentiles["1"]),
-                x2=x(percentiles["99"]),
-                y1=height - 5,
-                y2=height - 5,
-            ),
-            tag(
-                "line",
-                class_="median",
-                x1=x(percentiles["50"]),
-                x2=x(percentiles["50"]),
-                y1=height - 9,
-                y2=height - 1,
-            ),
-        ]
-    for from_value, to_value in (
-        (found.minimum, found.grid_low),
-        (found.grid_high, found.maximum),
-    ):
-        if to_value > from_value:
-            parts.append(
-                tag(
-                    "line",
-                    class_="clipped",
-                    x1=x(from_value),
-                    x2=x(to_value),
-                    y1=height - 5,
-                    y2=height - 5,
-                )
-            )
-    title = (
-        f"{', '.join(found.readers)}: grid {found.grid_low:.3g} to {found.grid_high:.3g}, values "
-        f"{found.minimum:.3g} to {found.maximum:.3g}, {percent(found.clipped_share)} clipped"
-    )
-    return _picture(title, width, height, *parts)
-
-
-def island_strip(layers: Sequence[LayerReport]) -> Markup:
-    """Draw the layers in running order: filled ones run as int8, bridges are int8 between two."""
-    parts = []
-    for index, layer in enumerate(layers):
-        x, y = _SQUARE * (index % STRIP_COLUMNS), _SQUARE * (index // STRIP_COLUMNS)
-        css = "int8" if layer.is_int8 else "hollow"
-        if layer.is_joined:
-            parts.append(tag("rect", class_="bridge", x=x - 7, y=y + 9, width=12, height=6))
-        kind = "int8" if layer.is_int8 else f"float, {layer.reason}"
-        title = tag("title", f"{layer.name} ({layer.op}): {kind}")
-        parts.append(tag("rect", title, class_=css, x=x + 4, y=y + 4, width=16, height=16, rx=2))
-    rows = -(-len(layers) // STRIP_COLUMNS)
-    columns = min(len(layers), STRIP_COLUMNS)
-    count = sum(layer.is_int8 for layer in layers)
-    title = f"{count} of {len(layers)} layers run as int8"
-    return _picture(title, _SQUARE * max(columns, 1), _SQUARE * max(rows, 1), *parts)
-
-
-def _histogram(
-    found: ActivationRange, left: float, right: float, height: float
-) -> Iterable[Markup]:
-    most = max(found.histogram, default=0)
-    if not most or right <= left:
-        return
-    step = (right - left) / len(found.histogram)
-    for index, count in enumerate(found.histogram):
-        if count:
-            # The square root, so that the few far values are seen beside the many near zero.
-            tall = height * math.sqrt(count / most)
-            yield tag(
-                "rect",
-                class_="bin",
-                x=left + step * index,
-                y=height - tall,
-                width=step,
-                height=tall,
-            )
-
-
-def _picture(title: str, width: float, height: float, *parts: Markup) -> Markup:
-    return tag(
-        "svg",
-        tag("title", title),
-        *parts,
-        viewBox=f"0 0 {width:g} {height:g}",
-        width=width,
-        height=height,
-        role="img",
+    rows = [marks[start : start + size] for start in range(0, len(marks), size)]
+    return tuple(
+        LayerRow(tuple(row), step, _numbers(row, size), size * LAYER_WIDTH) for row in rows
     )
 
 
-def _rounded(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _numbers(row: Sequence[Mark], size: int) -> tuple[Tick, ...]:
+    """Every number where there is room, else every fifth, and always the first."""
+    every = 1 if size <= 20 else 5
+    return tuple(
+        Tick(mark.x, str(mark.number))
+        for mark in row
+        if mark.number % every == 0 or (mark is row[0] and (mark.number + 1) % every)
+    )
+
+
+def _y(value: float, ticks: Sequence[float]) -> float:
+    share = (value - ticks[0]) / (ticks[-1] - ticks[0])
+    return PLOT_BOTTOM - share * (PLOT_BOTTOM - PLOT_TOP)
+
+
+def _value_ticks(ticks: Sequence[float]) -> tuple[Tick, ...]:
+    return tuple(Tick(_y(value, ticks), f"{value:g}") for value in ticks)
+
+
+def _short(value: float) -> str:
+    """With two digits, and without what SVG doesn't need: a page has thousands of them."""
+    return f"{value:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"

@@ -146,7 +146,8 @@ def _accuracy(found: Accuracy) -> RenderableType:
     for metric in found.metrics:
         change = metric.int8_value - metric.float_value
         table.add_row(
-            metric.name, f"{metric.float_value:.4g} -> {metric.int8_value:.4g} ({change:+.2g})"
+            Text(metric.name),
+            f"{metric.float_value:.4g} -> {metric.int8_value:.4g} ({change:+.2g})",
         )
     table.add_row("SQNR, int8 against float", decibel(found.sqnr_db))
     table.add_row("SQNR, reference against float", decibel(found.reference_sqnr_db))
