@@ -28,7 +28,7 @@ CONSTRAINTS = ROOT / "tools" / "constraints" / "torch-2.13.txt"
 # "versatil" belongs to somebody else.
 TAKEN_NAMES = {
     *(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")),
-    *("versatil", "torch", "torchao", "numpy", "packaging", "psutil", "rich", "typer"),
+    *("versatil", "torch", "torchao", "numpy", "packaging", "psutil", "rich", "typer", "jinja2"),
     *("hatchling", "pip", "pytest", "setuptools"),
     *sys.stdlib_module_names,
 }

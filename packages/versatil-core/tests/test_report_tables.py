@@ -199,3 +199,13 @@ def test_equal_outputs() -> None:
     text = shown(replace(FASTER, accuracy=replace(accuracy, kernels_sqnr_db=math.inf)))
 
     assert row(text, "SQNR, int8 against reference") == ["equal"]
+
+
+def test_of_many_layers_the_slowest_are_shown() -> None:
+    text = shown(SAMPLES["many"], 300)
+    timed = [layer for layer in SAMPLES["many"].layers if layer.int8_run is not None]
+    slowest = max(timed, key=lambda layer: layer.int8_run.seconds)  # type: ignore[union-attr]
+
+    assert slowest.name in "".join(text.split())
+    hidden = SAMPLES["many"].int8_count - 40
+    assert f"and {hidden} faster layers; a page shows all" in text

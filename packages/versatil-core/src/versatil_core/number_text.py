@@ -22,8 +22,8 @@ def duration(seconds: float) -> str:
         >>> duration(0.0123), duration(0.0000042), duration(12.3)
         ('12.3 ms', '4.20 us', '12.3 s')
     """
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= factor:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * factor:  # what would be shown as 1000 of the smaller unit
             return f"{three_digits(seconds / factor)} {unit}"
     return f"{three_digits(seconds / 1e-6)} us"
 

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 MANY = 12
+MANY_KERNELS = 40
 """A terminal shows no more of what a page shows all of."""
 LOW_USE = 0.5
 """A range that leaves so much of its grid empty is worth a look."""
@@ -202,9 +203,9 @@ def _kernels(layers: Iterable[LayerReport]) -> RenderableType:
     is_timed = any(layer.int8_run or layer.float_run for layer in layers)
     headings = ("float", "int8", "int8 is") if is_timed else ()
     table = _table("layer", "computes", *headings, "kernel" if is_timed else "")
-    for layer in layers:
-        if not layer.is_int8:
-            continue
+    int8_layers = [layer for layer in layers if layer.is_int8]
+    shown = _shown_kernels(int8_layers)
+    for layer in shown:
         times = (_seconds(layer.float_run), _seconds(layer.int8_run), _ratio(layer))
         table.add_row(
             Text(layer.name),
@@ -213,10 +214,20 @@ def _kernels(layers: Iterable[LayerReport]) -> RenderableType:
             Text(layer.int8_run.implementation if layer.int8_run else ""),
         )
     parts: list[RenderableType] = [table] if table.row_count else []
+    if hidden := len(int8_layers) - len(shown):
+        what = counted(hidden, "faster layer")
+        parts.append(_indented(f"and {what}; a page shows all: -o report.html"))
     for reason, found in float_reasons(layers):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         parts.append(_indented(f"{found[0].name}{more} ({found[0].op}) stays float: {reason}"))
     return Group(*parts)
+
+
+def _shown_kernels(layers: list[LayerReport]) -> list[LayerReport]:
+    """Keep those that take longest, in running order, where there are many."""
+    slowest = sorted(layers, key=lambda layer: layer.int8_run.seconds if layer.int8_run else 0.0)
+    kept = {layer.node for layer in slowest[-MANY_KERNELS:]}
+    return [layer for layer in layers if layer.node in kept]
 
 
 def _computes(layer: LayerReport) -> str:
