@@ -74,8 +74,7 @@ def report(
         progress: Whether to show progress on stderr.
 
     Returns:
-        The report; ``print`` it, or see :meth:`~versatil_core.Report.to_html` and
-        :meth:`~versatil_core.Report.to_json`.
+        The report; ``print`` it, or write it with ``to_html(path)`` and ``to_json()``.
 
     Raises:
         InputError: A batch does not fit the reference, or there is none, or a batch size doesn't fit.
