@@ -100,6 +100,11 @@ def report(**values: Any) -> Report:
             ),
         ),
         (
+            {"size": Size(102, 100, 0, 0)},
+            VerdictCode.NOT_TIMED,
+            "3 of 4 layers int8.",
+        ),
+        (
             # Each kernel is faster, and most of a call is elsewhere.
             {"speed": (SLOWER,), "layers": (layer("encoder", 0.4, 0.2),)},
             VerdictCode.SLOWER,

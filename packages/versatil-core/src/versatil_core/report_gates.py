@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from versatil_core.excluded_layers import float_layers_outside
 from versatil_core.latency import Judgement
 from versatil_core.number_text import percent
-from versatil_core.report_result import Gate, Report, SpeedPoint, Verdict, VerdictCode
+from versatil_core.report_result import Gate, Report, Size, SpeedPoint, Verdict, VerdictCode
 
 _SHOWN_LAYERS = 3
+MUCH_SMALLER = 1.05
 SMALL_SHARE = 0.5
 """Where kernels take less of a call, making them faster hardly helps."""
 
@@ -86,8 +87,8 @@ def _phrases(report: Report) -> Iterator[str]:
         share = report.int8_kernel_share
         if point.judgement is Judgement.SLOWER and share is not None and share < SMALL_SHARE:
             yield f"of a call only {percent(share)} is in the kernels of its layers"
-    if report.size is not None:
-        yield f"{report.size.float_file / report.size.int8_file:.1f}x smaller"
+    if report.size is not None and (ratio := _times_smaller(report.size)) >= MUCH_SMALLER:
+        yield f"{ratio:.1f}x smaller"
     if accuracy is not None:
         yield from (
             f"{metric.name} {metric.float_value:.4g} -> {metric.int8_value:.4g}"
@@ -95,6 +96,10 @@ def _phrases(report: Report) -> Iterator[str]:
         )
         yield f"SQNR {accuracy.sqnr_db:.1f} dB"
     yield f"{report.int8_count} of {len(report.layers)} layers int8"
+
+
+def _times_smaller(size: Size) -> float:
+    return size.float_file / size.int8_file
 
 
 def _speed_phrase(point: SpeedPoint) -> str:

@@ -18,6 +18,7 @@ from versatil_core.number_text import (
     percent,
     three_digits,
 )
+from versatil_core.report_gates import MUCH_SMALLER
 from versatil_core.report_result import (
     Accuracy,
     Environment,
@@ -45,7 +46,6 @@ MANY_KERNELS = 40
 LOW_USE = 0.5
 """A range that leaves so much of its grid empty is worth a look."""
 MUCH_CLIPPED = 0.001
-MUCH_SMALLER = 1.05
 JUDGEMENTS = {
     Judgement.FASTER: "faster",
     Judgement.SLOWER: "slower",
