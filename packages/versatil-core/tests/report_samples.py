@@ -53,7 +53,6 @@ ACCURACY = Accuracy(
     max_error=0.1875,
     exact_ops=11,
     ops=11,
-    is_exact=True,
     metrics=(MetricResult("top1", 0.978, 0.975),),
 )
 SIZE = Size(
@@ -244,7 +243,7 @@ INEXACT = judged(
             else each
             for index, each in enumerate(LAYERS)
         ),
-        accuracy=replace(ACCURACY, is_exact=False, exact_ops=10, sqnr_db=17.2),
+        accuracy=replace(ACCURACY, exact_ops=10, sqnr_db=17.2),
     )
 )
 PARTIAL = judged(

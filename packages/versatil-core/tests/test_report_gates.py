@@ -1,5 +1,6 @@
 """The verdict and the conditions, from reports made by hand."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +31,8 @@ FASTER = point(Judgement.FASTER, 2.0)
 SLOWER = point(Judgement.SLOWER, 0.8, batch=1)
 NOISY = point(Judgement.TOO_NOISY, 1.2)
 SAME = point(Judgement.SAME_SPEED, 1.01)
-ACCURACY = Accuracy(2, 16, 2, 30.0, 30.1, 70.0, 0.999, 0.1, 9, 9, is_exact=True)
-INEXACT = replace(ACCURACY, is_exact=False, exact_ops=7)
+ACCURACY = Accuracy(2, 16, 2, 30.0, 30.1, 70.0, 0.999, 0.1, 9, 9)
+INEXACT = replace(ACCURACY, exact_ops=7)
 EMPTY: Any = None
 
 
@@ -151,6 +152,24 @@ def test_verdict(values: dict[str, Any], code: VerdictCode, sentence: str) -> No
     verdict = verdict_of(report(**values))
 
     assert (verdict.code, verdict.sentence) == (code, sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"reference_sqnr_db": 30.25}, ""),
+        ({"reference_sqnr_db": 30.4}, "(they are 0.4 dB farther from float, 0.3 are allowed)"),
+        ({"are_inputs_untouched": False}, "(an input was overwritten)"),
+        ({"sqnr_db": math.inf, "reference_sqnr_db": math.inf}, ""),
+        ({"sqnr_db": math.inf}, ""),
+        ({"reference_sqnr_db": math.inf}, "(they are inf dB farther from float"),
+    ],
+)
+def test_what_is_not_exact_says_why(values: dict[str, Any], fault: str) -> None:
+    verdict = verdict_of(report(accuracy=replace(ACCURACY, **values)))
+
+    assert fault in verdict.sentence
+    assert (verdict.code is VerdictCode.INEXACT) == bool(fault)
 
 
 def test_slowest_point() -> None:

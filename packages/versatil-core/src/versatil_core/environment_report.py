@@ -15,7 +15,10 @@ from versatil_core.reference_info import reference_info
 from versatil_core.report_result import Environment
 
 # By these, libraries change threads, kernels or memory.
-_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_", "TORCH", "LD_PRELOAD", "MALLOC_")
+_PREFIXES = (
+    *("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
+    *("LD_PRELOAD", "MALLOC_"),
+)
 
 
 def environment_of(reference: GraphModule, backend: BasePT2EBackend, command: str) -> Environment:

@@ -2,10 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 
+from versatil_core.exactness_report import MAX_END_TO_END_LOSS_DB
 from versatil_core.excluded_layers import float_layers_outside
 from versatil_core.latency import Judgement
 from versatil_core.number_text import percent
-from versatil_core.report_result import Gate, Report, Size, SpeedPoint, Verdict, VerdictCode
+from versatil_core.report_result import (
+    Accuracy,
+    Gate,
+    Report,
+    Size,
+    SpeedPoint,
+    Verdict,
+    VerdictCode,
+)
 
 _SHOWN_LAYERS = 3
 MUCH_SMALLER = 1.05
@@ -76,10 +85,7 @@ def _phrases(report: Report) -> Iterator[str]:
         yield f"stopped before it was done with {' and '.join(report.unfinished)}"
     accuracy = report.accuracy
     if accuracy is not None and not accuracy.is_exact:
-        yield (
-            f"the int8 kernels do not give what the reference defines ({accuracy.exact_ops} of "
-            f"{accuracy.ops} operations are exact)"
-        )
+        yield f"the int8 kernels do not give what the reference defines ({_fault(accuracy)})"
     if (point := slowest_point(report)) is not None:
         yield _speed_phrase(point)
         if point.judgement is Judgement.SLOWER and report.losing_layers:
@@ -96,6 +102,14 @@ def _phrases(report: Report) -> Iterator[str]:
         )
         yield f"SQNR {accuracy.sqnr_db:.1f} dB"
     yield f"{report.int8_count} of {len(report.layers)} layers int8"
+
+
+def _fault(accuracy: Accuracy) -> str:
+    if accuracy.exact_ops < accuracy.ops:
+        return f"{accuracy.exact_ops} of {accuracy.ops} operations are exact"
+    if not accuracy.are_inputs_untouched:
+        return "an input was overwritten"
+    return f"they are {accuracy.loss_db:.1f} dB farther from float, {MAX_END_TO_END_LOSS_DB} are allowed"
 
 
 def _times_smaller(size: Size) -> float:

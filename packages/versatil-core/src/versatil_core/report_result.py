@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from versatil_core.atomic_file import replacing
+from versatil_core.exactness_report import MAX_END_TO_END_LOSS_DB
 from versatil_core.host import Host
 from versatil_core.latency import Judgement
 from versatil_core.layer_report import ActivationRange, LayerReport
@@ -99,7 +100,7 @@ class Accuracy:
         max_error: Largest absolute difference to the float model.
         exact_ops: Operations that give what the reference's do when fed the same inputs.
         ops: All operations that were compared so.
-        is_exact: The judge's verdict on all of it, see :func:`versatil_core.check_exactness`.
+        are_inputs_untouched: Whether no kernel wrote to an input.
         metrics: The user's own.
     """
 
@@ -113,8 +114,20 @@ class Accuracy:
     max_error: float
     exact_ops: int
     ops: int
-    is_exact: bool
+    are_inputs_untouched: bool = True
     metrics: tuple[MetricResult, ...] = ()
+
+    @property
+    def loss_db(self) -> float:
+        """How much farther from float int8 is than the reference, in dB; 0 if both are infinitely near."""
+        loss = self.reference_sqnr_db - self.sqnr_db
+        return 0.0 if math.isnan(loss) else loss
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether int8 gives what the reference defines, by the rules of :func:`versatil_core.check_exactness`."""
+        is_near = self.loss_db <= MAX_END_TO_END_LOSS_DB
+        return self.exact_ops == self.ops and self.are_inputs_untouched and is_near
 
 
 @dataclass(frozen=True)
@@ -305,6 +318,7 @@ class Report:
                 "format_version": FORMAT_VERSION,
                 "is_partial": self.is_partial,
                 **asdict(self),
+                "is_exact": None if self.accuracy is None else self.accuracy.is_exact,
                 "float_kernel_share": self.float_kernel_share,
                 "int8_kernel_share": self.int8_kernel_share,
             }

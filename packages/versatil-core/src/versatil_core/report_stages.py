@@ -115,8 +115,7 @@ def accuracy_stage(work: ReportWork, found: Report) -> Report:
         )
     with progress.stage("compare op by op with the reference"):
         lowered = lower(work.reference, work.backend)
-        inputs = calls[0].kwargs or calls[0].args
-        exactness = check_exactness(work.reference, lowered, inputs, float_model=work.float_model)
+        exactness = check_exactness(work.reference, lowered, calls[0])
     looked_at = calls[:LAYER_BATCHES]
     with progress.stage("find the error of each layer", total=len(looked_at)) as advance:
         errors = graph_errors(work.float_model, work.reference, looked_at, on_batch=advance)
@@ -146,7 +145,7 @@ def accuracy_stage(work: ReportWork, found: Report) -> Report:
             max_error=outputs.max_error,
             exact_ops=len(exactness.ops) - len(exactness.disagreements),
             ops=len(exactness.ops),
-            is_exact=exactness.is_exact,
+            are_inputs_untouched=exactness.are_inputs_untouched,
             metrics=metrics,
         ),
     )
