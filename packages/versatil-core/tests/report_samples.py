@@ -161,6 +161,7 @@ def speed_point(
         int8=timing(int8),
         speedup=timing(speedup),
         speedup_eager=timing(speedup * 1.4),
+        speedup_interval=(0.99 * speedup, 1.01 * speedup),
         judgement=judgement,
     )
 

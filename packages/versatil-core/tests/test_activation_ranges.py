@@ -108,3 +108,48 @@ def test_one_value_that_several_read_is_one_entry(linear_backend: Any) -> None:
 def test_used_share(seen: tuple[float, float], used: float) -> None:
     found = ActivationRange("q", (), 0.01, 0, 0, 127, *seen, {}, 0.0, ())
     assert found.used_share == pytest.approx(used)
+
+
+def recorder_for(conv: torch._ops.OpOverload) -> tuple[RangeRecorder, torch.fx.Node]:
+    qd = torch.ops.quantized_decomposed
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    node = graph.call_function(qd.quantize_per_tensor.default, (x, 1.0, 0, 0, 255, torch.uint8))
+    back = graph.call_function(
+        qd.dequantize_per_tensor.default, (node, 1.0, 0, 0, 255, torch.uint8)
+    )
+    graph.output(graph.call_function(conv, (back, weight)))
+    return RangeRecorder(GraphModule(nn.Module(), graph)), node
+
+
+def test_a_sample_does_not_step_over_channels() -> None:
+    """A step that is a multiple of the channels would see one channel only."""
+    recorder, node = recorder_for(torch.ops.aten.linear.default)
+    x = torch.zeros(1 << 18, 4)
+    x[:, 1] = 100.0
+
+    recorder.observe(node, x)
+    [found] = recorder.ranges()
+
+    assert found.percentiles["99"] == 100.0
+    assert found.histogram[-1] == pytest.approx(sum(found.histogram) / 4, rel=0.02)
+    assert found.outlier_channels == ()  # the others are all zero: nothing to compare with
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 16), (3, 8, 16)], ids=["batch", "no batch"])
+def test_channels_of_a_convolution(shape: tuple[int, ...]) -> None:
+    recorder, node = recorder_for(torch.ops.aten.conv2d.default)
+    recorder.observe(node, torch.rand(shape))
+    assert recorder.ranges()[0].channels == 3
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_left_out(wrong: float) -> None:
+    recorder, node = recorder_for(torch.ops.aten.linear.default)
+    recorder.observe(node, torch.tensor([[1.0, wrong, 3.0]]))
+    recorder.observe(node, torch.tensor([[wrong] * 3]))
+
+    [found] = recorder.ranges()
+
+    assert (found.minimum, found.maximum) == (1.0, 3.0)
+    assert sum(found.histogram) == 2

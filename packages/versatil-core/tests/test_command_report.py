@@ -92,7 +92,7 @@ def test_json_is_all_of_stdout() -> None:
     assert values["speed"] == []
     # The factory's own calibration data flatter a model.
     assert any("not calibrated with" in note for note in values["notes"])
-    assert values["environment"]["command"].startswith("versatil ")
+    assert values["environment"]["command"].startswith("versatil")
 
 
 def test_data_from_a_file_are_not_called_seen() -> None:
@@ -227,6 +227,7 @@ def test_errors_are_one_line(arguments: tuple[str, ...], message: str) -> None:
     [
         (("-o", "report.txt"), "report.txt: a report is a .html or a .json file"),
         (("-o", "no/report.html"), "no such folder: no"),
+        (("-o", "/proc/report.html"), "/proc/report.html cannot be written"),
         (("--threads", "two"), "'two': numbers of at least 1"),
         (("--batch", "1,0"), "'1,0': numbers of at least 1"),
         (("--rounds", "5"), "--rounds"),

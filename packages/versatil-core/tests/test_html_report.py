@@ -207,9 +207,9 @@ def test_numbers_are_those_of_the_report() -> None:
     assert accuracy is not None
     assert size is not None
 
-    assert f"SQNR {decibel(accuracy.sqnr_db)}" in text
-    assert f"SQNR, reference {decibel(accuracy.reference_sqnr_db)}" in text
-    assert f"SQNR, kernels {decibel(accuracy.kernels_sqnr_db)}" in text
+    assert f"SQNR {decibel(accuracy.sqnr_db or 0)}" in text
+    assert f"SQNR, reference {decibel(accuracy.reference_sqnr_db or 0)}" in text
+    assert f"SQNR, kernels {decibel(accuracy.kernels_sqnr_db or 0)}" in text
     assert "Exact operations 11 of 11" in text
     assert "top1 0.978 → 0.975 float → int8: -0.003" in text
     assert "On 48 samples in 6 batches; the layers on 4 of them." in text
@@ -351,3 +351,21 @@ def test_to_html_writes_the_page(tmp_path: Path) -> None:
     report.to_html(tmp_path / "report.html")
 
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == render_html(report)
+
+
+def test_a_model_without_float_outputs_has_no_sqnr() -> None:
+    report = SAMPLES["faster"]
+    assert report.accuracy is not None
+    integers = replace(
+        report.accuracy,
+        sqnr_db=None,
+        reference_sqnr_db=None,
+        kernels_sqnr_db=None,
+        cosine=None,
+        equal_share=0.975,
+    )
+    text = page(replace(report, accuracy=integers)).text
+
+    assert "Equal integers 97.5 %" in text
+    assert "Cosine" not in text
+    assert "SQNR, kernels" not in text

@@ -78,8 +78,8 @@ def traced(
 RESULT = """
 import json, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
-assert (folder / "model.pt2").read_bytes() == b"model"
 request = json.loads((folder / "request.json").read_text())
+assert pathlib.Path(request["model"]).read_bytes() == b"model"
 assert request["threads"] == 3 and request["backend"] == "test_linear", request
 names = ["import_seconds", "load_seconds", "compile_seconds", "total_seconds"]
 result = dict.fromkeys(names, 1.0) | {"call_bytes": 5, "process_bytes": None}

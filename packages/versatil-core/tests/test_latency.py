@@ -81,9 +81,21 @@ def test_timed_repeats_a_short_call_until_the_sample_is_long_enough() -> None:
         calls += 1
 
     sample = timed(call, timer=lambda: clock, min_sample_seconds=1.0)
-    assert calls == 2  # the warm-up and the call that says how long one takes
+    assert calls == 4  # the warm-up and the calls that say how long one takes
     assert sample() == 0.25
-    assert calls == 2 + 4
+    assert calls == 4 + 4
+
+
+def test_timed_is_not_misled_by_one_slow_call() -> None:
+    durations = itertools.chain([1.0, 1.0], itertools.repeat(0.25))
+    clock = 0.0
+
+    def call() -> None:
+        nonlocal clock
+        clock += next(durations)
+
+    timed(call, timer=lambda: clock, min_sample_seconds=1.0)()
+    assert clock == 1.0 + 1.0 + 2 * 0.25 + 4 * 0.25
 
 
 def test_timed_does_not_count_the_warm_up() -> None:

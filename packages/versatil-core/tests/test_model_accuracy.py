@@ -118,3 +118,42 @@ def test_a_metric_with_other_names_is_refused() -> None:
     answers = iter([{"a": 1.0}, {"b": 1.0}])
     with pytest.raises(ReportError, match="returned a for the float model, and b for the int8"):
         measure_metric(lambda _: next(answers), {"float": float, "int8": float})
+
+
+def test_integers_are_compared_as_such() -> None:
+    call_ = call(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    errors = output_errors(
+        lambda x: x.long(), lambda x: x.long(), lambda x: (x + (x > 3)).long(), [call_, call_]
+    )
+
+    assert not errors.has_floats
+    assert errors.equal_share == 0.75
+    assert errors.max_error == 1.0
+
+
+def test_state_is_put_back_before_each_run() -> None:
+    state = [0]
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        state[0] += 1
+        return x * state[0]
+
+    def reset() -> None:
+        state[0] = 0
+
+    errors = output_errors(
+        counting, counting, counting, [call(torch.ones(2))] * 2, before_run=reset
+    )
+
+    assert errors.int8_to_float.db == math.inf
+
+
+def test_a_metric_may_change_the_mode() -> None:
+    model = torch.nn.Dropout()
+
+    def careless(model: Any) -> float:
+        model.train()
+        return 1.0
+
+    check_metric(careless, model)
+    assert not model.training

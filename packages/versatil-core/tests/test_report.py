@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from versatil_core import (
     quantize,
     report,
     report_stages,
+    speed,
 )
 from versatil_core.latency import Judgement
 from versatil_core.report_result import Report
@@ -103,6 +105,10 @@ def test_accuracy(result: Report) -> None:
     assert (found.batches, found.samples, found.layer_batches) == (6, 24, 4)
     assert found.is_exact
     assert found.exact_ops == found.ops > 0
+    assert found.sqnr_db is not None
+    assert found.kernels_sqnr_db is not None
+    assert found.cosine is not None
+    assert found.equal_share is None
     assert 20 < found.sqnr_db < 60
     # The kernels add nothing to the error of the reference.
     assert found.sqnr_db == pytest.approx(found.reference_sqnr_db, abs=0.3)
@@ -174,6 +180,7 @@ def test_the_model_is_measured_in_eval_mode_and_left_alone(
     found = report(training, reference, backend, batches, parts=ACCURACY)
 
     assert found.accuracy is not None
+    assert found.accuracy.sqnr_db is not None
     assert found.accuracy.sqnr_db > 20
     assert all(module.training for module in training.modules())
     assert found.title == "Dropping"
@@ -227,6 +234,7 @@ def test_inputs_by_name_fit_too(
         ({"threads": [0]}, "threads=.0,.: each must be at least 1"),
         ({"batch_sizes": [-1]}, "batch_sizes=.-1,.: each"),
         ({"parts": []}, "parts is empty: name some of kernels, accuracy, speed"),
+        ({"parts": ["speed"], "metric": top1}, "a metric is part of the accuracy"),
         ({"parts": ["colour"]}, "'colour' is not a valid Part"),
     ],
 )
@@ -302,3 +310,96 @@ def test_ctrl_c_leaves_what_was_measured(
     values = json.loads(partial.to_json())
     assert values["is_partial"] is True
     assert values["unfinished"] == ["speed"]
+
+
+class Stateful(nn.Module):
+    """Counts its calls, and adds the count to its result."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) + self.calls
+
+
+def test_state_is_put_back(backend: Any) -> None:
+    torch.manual_seed(0)
+    stateful, x = Stateful().eval(), torch.randn(16, 8)
+    reference = quantize(stateful, x, backend, [x])
+    before = {name: buffer.clone() for name, buffer in reference.named_buffers()}
+
+    found = report(stateful, reference, backend, [x, x], parts=ACCURACY)
+
+    assert found.accuracy is not None
+    assert found.accuracy.reference_sqnr_db is not None
+    assert found.accuracy.reference_sqnr_db > 20
+    assert any("writes to its own buffers" in note for note in found.notes)
+    assert stateful.calls == 0
+    assert all(torch.equal(buffer, before[name]) for name, buffer in reference.named_buffers())
+
+
+def test_sizes_that_depend_on_values(backend: Any) -> None:
+    """A row that passes the test in one model and not in the other leaves nothing to compare."""
+
+    class Selecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.second(y[y.sum(-1) > 0]).sum(0)
+
+    torch.manual_seed(0)
+    selecting, x = Selecting().eval(), torch.randn(4000, 8)
+    reference = quantize(selecting, x, backend, [x])
+
+    found = report(selecting, reference, backend, [x], parts=ACCURACY)
+
+    first, second = found.layers
+    assert first.accuracy is not None
+    assert second.accuracy is None or second.accuracy.introduced_db < 100
+
+
+def test_operands_are_told_apart(
+    model: nn.Module, reference: GraphModule, backend: Any, batches: list[torch.Tensor]
+) -> None:
+    table, *_ = report(model, reference, backend, batches, parts=ACCURACY).layers
+    assert (table.input_shape, table.weight_shape) == ((4, 3), (10, 16))
+
+
+def test_a_model_that_cannot_be_copied(
+    reference: GraphModule, backend: Any, batches: list[torch.Tensor]
+) -> None:
+    locked = Small()
+    locked.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(ReportError, match=r"Small cannot be copied, .*TypeError"):
+        report(locked, reference, backend, batches)
+
+
+def test_speed_that_was_measured_is_kept_when_stopped(
+    model: nn.Module,
+    reference: GraphModule,
+    backend: Any,
+    batches: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure = speed.measure_speed
+
+    def second_is_stopped(*arguments: Any, **options: Any) -> Any:
+        if options["threads"] == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(report_stages, "measure_speed", second_is_stopped)
+
+    with pytest.raises(ReportStoppedError) as caught:
+        report(model, reference, backend, batches, threads=[1, 2], rounds=6, parts=["speed"])
+
+    [point] = caught.value.report.speed
+    assert point.threads == 1

@@ -10,7 +10,13 @@ from torch import nn
 from versatil_core import InputError, quantize
 from versatil_core.export import ModelInputs
 from versatil_core.latency import Judgement, LatencyComparison, LatencySummary
-from versatil_core.speed import speed_point, torch_threads, with_batch
+from versatil_core.speed import (
+    own_inputs,
+    sample_count,
+    speed_point,
+    torch_threads,
+    with_batch,
+)
 
 
 def summary(*samples: float) -> LatencySummary:
@@ -26,7 +32,7 @@ def test_speed_point() -> None:
         }
     )
 
-    found = speed_point(latency, 3, [(5, 2), (7,)])
+    found = speed_point(latency, 3, 5, [(5, 2), (7,)])
 
     assert (found.threads, found.batch, found.rounds) == (3, 5, 10)
     assert found.input_shapes == ((5, 2), (7,))
@@ -89,3 +95,46 @@ def test_a_fixed_batch_stays(linear_backend: Any) -> None:
     assert with_batch(reference, call, 4) is call
     with pytest.raises(InputError, match="batch size 8: the model was quantized for 4 samples"):
         with_batch(reference, call, 8)
+
+
+def test_the_batch_is_where_sizes_vary(linear_backend: Any) -> None:
+    """Not the first size of the first input, if that one is fixed."""
+
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)[:, index]
+
+    size = torch.export.Dim("batch", max=16)
+    example = torch.arange(5), torch.randn(4, 8)
+    reference = quantize(
+        Indexed().eval(), example, linear_backend(is_dynamic=True), dynamic_shapes=(None, {0: size})
+    )
+    call = ModelInputs(example, {})
+
+    assert sample_count(reference, call) == 4
+    index, x = with_batch(reference, call, 2).args
+    assert (index.shape, x.shape) == ((5,), (2, 8))
+
+
+def test_inputs_of_the_right_size_keep_their_memory_format(linear_backend: Any) -> None:
+    size = torch.export.Dim("batch", max=16)
+    images = torch.rand(4, 8, 8, 8).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    reference = quantize(
+        model, images, linear_backend(is_dynamic=True), dynamic_shapes=({0: size},)
+    )
+    call = ModelInputs((images,), {})
+
+    assert with_batch(reference, call, 4) is call
+
+
+def test_the_data_of_the_caller_are_not_written_to() -> None:
+    x = torch.ones(2)
+
+    own_inputs(ModelInputs((x,), {})).args[0].mul_(2)
+
+    assert torch.equal(x, torch.ones(2))

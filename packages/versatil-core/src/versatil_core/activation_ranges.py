@@ -39,8 +39,8 @@ class RangeRecorder:
         return node in self._seen
 
     def observe(self, node: Node, value: torch.Tensor) -> None:
-        """Look at what a quantize gets, in one batch."""
-        if value.numel():
+        """Look at what a quantize gets, in one batch; at its finite values."""
+        if bool(torch.isfinite(value).any()):
             self._seen[node].add(value.detach(), *_grid(node))
 
     def ranges(self) -> tuple[ActivationRange, ...]:
@@ -63,14 +63,17 @@ class _Seen:
     magnitudes: torch.Tensor | None = None
 
     def add(self, value: torch.Tensor, low: float, high: float) -> None:
-        values = value.float()
+        every = value.float()
+        is_finite = torch.isfinite(every)
+        values = every[is_finite]
         self.count += values.numel()
         self.clipped += int(((values < low) | (values > high)).sum())
         least, most = torch.aminmax(values)
         self.minimum, self.maximum = min(self.minimum, float(least)), max(self.maximum, float(most))
         self.samples.append(_sample(values))
-        if self.axis is not None and -values.dim() <= self.axis < values.dim():
-            found = values.abs().movedim(self.axis, 0).flatten(1).amax(1)
+        if self.axis is not None and -every.dim() <= self.axis:
+            magnitudes = every.abs().where(is_finite, torch.zeros(()))
+            found = magnitudes.movedim(self.axis, 0).flatten(1).amax(1)
             before = self.magnitudes
             is_alike = before is not None and before.shape == found.shape
             self.magnitudes = torch.maximum(before, found) if is_alike else found  # type: ignore[arg-type]
@@ -117,9 +120,13 @@ def _grid(node: Node) -> tuple[float, float]:
 
 
 def _sample(values: torch.Tensor) -> torch.Tensor:
-    """At most `_MAX_SAMPLES` of the values, evenly spread."""
+    """At most `_MAX_SAMPLES` of the values, the same ones each time."""
     flat = values.flatten()
-    return flat[:: max(1, -(-len(flat) // _MAX_SAMPLES))].clone()
+    if len(flat) <= _MAX_SAMPLES:
+        return flat.clone()
+    # No fixed step: it could be the number of channels.
+    generator = torch.Generator().manual_seed(0)
+    return flat[torch.randint(len(flat), (_MAX_SAMPLES,), generator=generator)]
 
 
 def _reading_nodes(quantize: Node) -> Iterator[Node]:
@@ -135,6 +142,6 @@ def _readers(quantize: Node) -> Iterator[str]:
 
 def _channel_axis(quantize: Node) -> int | None:
     """Where a reading layer has its input channels; None if no reader tells."""
-    axes: Mapping[str, int] = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
+    axes: Mapping[str, int] = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
     found = [axes.get(FLOAT_LAYERS.get(node.target, "")) for node in _reading_nodes(quantize)]
     return next((axis for axis in found if axis is not None), None)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,6 +101,8 @@ def report(
 
     Ctrl-C stops it, and leaves what was measured in a .partial.json file.
     """
+    if exclude and not require_int8:
+        raise typer.BadParameter("it goes with --require-int8", param_hint="--exclude")
     gates = {
         "min_speedup": min_speedup,
         "min_sqnr_db": min_sqnr,
@@ -196,9 +199,11 @@ def _run(
         except ReportStoppedError as stopped:
             _leave_partial(stopped.report, outputs, is_json=is_json)
             raise typer.Exit(STOPPED_EXIT_CODE) from None
+        _show(found, is_json=is_json)
         for path in outputs:
             write_report(found, path)
-        _show(found, outputs, is_json=is_json)
+            if not is_json:
+                typer.echo(f"Written to {path}")
         _fail_if_not_passed(found.gates, console)
 
 
@@ -212,15 +217,13 @@ def _leave_partial(stopped: "Report", outputs: Iterable[Path], *, is_json: bool)
     typer.echo(f"stopped: what was measured until then is in {path}", err=True)
 
 
-def _show(found: "Report", outputs: Iterable[Path], *, is_json: bool) -> None:
+def _show(found: "Report", *, is_json: bool) -> None:
     if is_json:
         typer.echo(found.to_json())
         return
     from versatil_core.command_tables import print_result
 
     print_result(found)
-    for path in outputs:
-        typer.echo(f"Written to {path}")
 
 
 def _fail_if_not_passed(gates: Iterable["Gate"], console: "Console") -> None:
@@ -240,6 +243,13 @@ def _checked_outputs(paths: Iterable[Path]) -> tuple[Path, ...]:
             )
         if not path.parent.is_dir():
             raise typer.BadParameter(f"no such folder: {path.parent}", param_hint="--output")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{path} cannot be written: {error}", param_hint="--output"
+            ) from error
     return tuple(paths)
 
 

@@ -27,7 +27,7 @@ from versatil_core.report_charts import (
     speed_bars,
     time_chart,
 )
-from versatil_core.report_gates import slowest_point
+from versatil_core.report_gates import deciding_point
 from versatil_core.report_result import Report, Size, Timing, VerdictCode
 from versatil_core.report_tables import (
     JUDGEMENTS,
@@ -150,7 +150,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _figures(report: Report) -> Iterable[Figure]:
-    point = slowest_point(report)
+    point = deciding_point(report)
     if point is not None:
         least = f" (the least of {len(report.speed)})" if len(report.speed) > 1 else ""
         where = f"{counted(point.threads, 'thread')}, batch {point.batch}{least}"
@@ -166,7 +166,8 @@ def _figures(report: Report) -> Iterable[Figure]:
             yield Figure(
                 metric.name, f"{metric.int8_value:.4g}", f"float: {metric.float_value:.4g}"
             )
-        yield Figure("SQNR", decibel(accuracy.sqnr_db), "outputs, against float")
+        if accuracy.sqnr_db is not None:
+            yield Figure("SQNR", decibel(accuracy.sqnr_db), "outputs, against float")
     total = len(report.layers)
     others = total - report.int8_count
     remark = f"{others} {'stays' if others == 1 else 'stay'} float" if others else "all"

@@ -69,11 +69,10 @@ def trace_model(
     """
     work = folder / kind
     work.mkdir()
-    (work / "model.pt2").hardlink_to(folder / model)
     torch.save({"args": call.args, "kwargs": dict(call.kwargs)}, work / "inputs.pt")
     request = {
         "kind": kind,
-        "model": "model.pt2",
+        "model": str(folder / model),
         "backend": backend.name,
         "options": backend_options(backend),
         "threads": threads,
@@ -93,7 +92,8 @@ def split_runs(log: str) -> tuple[tuple[LoggedKernel, ...], ...]:
 
 def _run(work: Path) -> str:
     """Run the process and return what it logged."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "cache")}
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(work / "cache"), "TMPDIR": str(work)}
+    environment = {**os.environ, **own}
     # -P: a file in the working directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "versatil_core.traced_run", str(work)]
     with (

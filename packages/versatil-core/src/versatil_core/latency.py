@@ -136,7 +136,7 @@ def timed(
     """Warm ``call`` up and return a function that measures it.
 
     Args:
-        call: What to measure. Called twice here; the first call may compile.
+        call: What to measure. Called four times here; the first call may compile.
         timer: Returns seconds; another one makes a test exact.
         min_sample_seconds: A shorter call is repeated until a sample lasts this long.
 
@@ -151,7 +151,7 @@ def timed(
         return (timer() - start) / repeats
 
     call()
-    one_call = sample(1)
+    one_call = min(sample(1) for _ in range(3))  # one that happens to be slow must not decide
     repeats = 1 if one_call <= 0 else max(1, math.ceil(min_sample_seconds / one_call))
     return lambda: sample(repeats)
 

@@ -12,7 +12,7 @@ models, each running on its own: that is the first of the two only.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from versatil_core.activation_ranges import RangeRecorder
 from versatil_core.export import ModelInputs
 from versatil_core.float_graph import float_graph, matching_nodes
+from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.layer_report import ActivationRange
 from versatil_core.recorded_values import ValueRecorder, copies_of, shares_memory
 from versatil_core.signal_to_noise import Energies, energies
@@ -53,6 +54,7 @@ def graph_errors(
     reference: GraphModule,
     calls: Sequence[ModelInputs],
     *,
+    before_run: Callable[[], None] | None = None,
     on_batch: Callable[[], None] | None = None,
 ) -> GraphErrors:
     """Walk the reference next to the float model.
@@ -61,6 +63,7 @@ def graph_errors(
         float_model: The model that the reference was made of.
         reference: From :func:`versatil_core.quantize` or :func:`versatil_core.load`.
         calls: Inputs of both, at least one, in the structure that the reference was exported with.
+        before_run: Called before each run, to put state back.
         on_batch: Called after each batch, for a progress bar.
 
     Raises:
@@ -69,30 +72,43 @@ def graph_errors(
     of_float = float_graph(float_model, reference, calls[0])
     matches = matching_nodes(reference, of_float)
     recorder = RangeRecorder(reference)
+    state = KeptBuffers(of_float)
     totals: dict[str, _Total] = {}
     for call in calls:
         with torch.no_grad():
+            state.restore()
             wanted = _values(of_float, call)
             expected = {
                 ours: wanted[theirs] for ours, theirs in matches.items() if theirs in wanted
             }
-            _add(totals, "accumulated", _values(reference, call), expected)
+            if before_run is not None:
+                before_run()
+            own = _values(reference, call)
+            for name in _comparable(own, expected):
+                energy = energies(own[name], expected[name])
+                _add(totals.setdefault(name, _Total()), "accumulated", energy)
+            del own
+            if before_run is not None:
+                before_run()
             fed = _FedRun(reference, expected, recorder)
             fed.run(*copies_of(call.leaves))
             for name, energy in fed.introduced.items():
-                totals[name].introduced += energy
+                _add(totals.setdefault(name, _Total()), "introduced", energy)
         if on_batch is not None:
             on_batch()
     nodes = {
-        name: NodeErrors(total.introduced, total.accumulated) for name, total in totals.items()
+        name: NodeErrors(total.introduced, total.accumulated)
+        for name, total in totals.items()
+        # Sizes that depend on values may differ between the two, so that one can't be compared.
+        if total.introduced is not None and total.accumulated is not None
     }
     return GraphErrors(nodes, recorder.ranges())
 
 
 @dataclass
 class _Total:
-    introduced: Energies = field(default_factory=Energies)
-    accumulated: Energies = field(default_factory=Energies)
+    introduced: Energies | None = None
+    accumulated: Energies | None = None
 
 
 class _FedRun(Interpreter):
@@ -125,12 +141,8 @@ def _values(module: GraphModule, call: ModelInputs) -> dict[str, Any]:
     return recorder.values
 
 
-def _add(
-    totals: dict[str, "_Total"], what: str, own: Mapping[str, Any], expected: Mapping[str, Any]
-) -> None:
-    for name in _comparable(own, expected):
-        total = totals.setdefault(name, _Total())
-        setattr(total, what, getattr(total, what) + energies(own[name], expected[name]))
+def _add(total: _Total, what: str, energy: Energies) -> None:
+    setattr(total, what, (getattr(total, what) or Energies()) + energy)
 
 
 def _comparable(own: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterable[str]:

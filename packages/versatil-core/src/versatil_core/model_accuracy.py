@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from versatil_core._torch_compat import unflatten_like
+from versatil_core._torch_compat import tree_leaves, unflatten_like
 from versatil_core.errors import ReportError
 from versatil_core.export import ModelInputs
 from versatil_core.recorded_values import copies_of
@@ -29,6 +29,19 @@ class OutputErrors:
     int8_energy: float = 0.0
     float_energy: float = 0.0
     max_error: float = 0.0
+    float_elements: int = 0
+    integer_elements: int = 0
+    equal_integers: int = 0
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether the model has float outputs, so that errors mean something."""
+        return self.float_elements > 0
+
+    @property
+    def equal_share(self) -> float | None:
+        """Share of equal elements of integer and boolean outputs; None if there are none."""
+        return self.equal_integers / self.integer_elements if self.integer_elements else None
 
     @property
     def cosine(self) -> float:
@@ -42,6 +55,7 @@ class OutputErrors:
         self.reference_to_float += tree_energies(of_reference, of_float)
         self.int8_to_reference += tree_energies(of_int8, of_reference)
         for got, wanted in zip(float_tensors(of_int8), float_tensors(of_float), strict=True):
+            self.float_elements += wanted.numel()
             is_finite = torch.isfinite(got) & torch.isfinite(wanted)
             ours, theirs = got[is_finite].double(), wanted[is_finite].double()
             self.dot += float((ours * theirs).sum())
@@ -49,6 +63,12 @@ class OutputErrors:
             self.float_energy += float(theirs.square().sum())
             if ours.numel():
                 self.max_error = max(self.max_error, float((ours - theirs).abs().max()))
+        for got, wanted in zip(_integers(of_int8), _integers(of_float), strict=True):
+            self.integer_elements += wanted.numel()
+            self.equal_integers += int((got == wanted).sum())
+            if wanted.numel():
+                difference = (got.long() - wanted.long()).abs().max()
+                self.max_error = max(self.max_error, float(difference))
 
 
 def output_errors(
@@ -57,6 +77,7 @@ def output_errors(
     int8_model: Model,
     calls: Sequence[ModelInputs],
     *,
+    before_run: Callable[[], None] | None = None,
     on_batch: Callable[[], None] | None = None,
 ) -> OutputErrors:
     """Run three models on the same data.
@@ -66,12 +87,18 @@ def output_errors(
         reference: What int8 is meant to compute.
         int8_model: What computes it.
         calls: Inputs of all three.
+        before_run: Called before each run, to put state back.
         on_batch: Called after each batch, for a progress bar.
     """
     errors = OutputErrors()
     with torch.no_grad():
         for call in calls:
-            errors.add(*(run_on(model, call) for model in (float_model, reference, int8_model)))
+            outputs = []
+            for model in (float_model, reference, int8_model):
+                if before_run is not None:
+                    before_run()
+                outputs.append(run_on(model, call))
+            errors.add(*outputs)
             if on_batch is not None:
                 on_batch()
     return errors
@@ -139,6 +166,8 @@ def _metric_values(metric: Metric, which: str, model: Model) -> dict[str, float]
     try:
         with torch.no_grad():
             result = metric(model)
+        if isinstance(model, torch.nn.Module):
+            model.eval()  # the metric may have changed the mode
         values = dict(result) if isinstance(result, Mapping) else {_name(metric): result}
         numbers = {str(name): float(value) for name, value in values.items()}
     except Exception as error:
@@ -159,7 +188,13 @@ def _name(metric: Metric) -> str:
 
 
 def _shapes(outputs: Any) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for tensor in float_tensors(outputs)]
+    leaves = tree_leaves(outputs)
+    return [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _integers(outputs: Any) -> list[torch.Tensor]:
+    tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
 
 
 def _shape_text(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -11,8 +11,9 @@ from torch.fx import GraphModule
 
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.batch_check import BatchError, checked_call
-from versatil_core.errors import InputError
+from versatil_core.errors import InputError, ReportError
 from versatil_core.export import ModelInputs, input_specs
+from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.lower import check_host
 from versatil_core.model_accuracy import Metric, check_alike, check_metric
 from versatil_core.progress import StageProgress
@@ -30,6 +31,11 @@ from versatil_core.report_stages import (
 )
 from versatil_core.speed import with_batch
 from versatil_core.versions import check_versions
+
+STATEFUL = (
+    "The model writes to its own buffers. Accuracy is compared from their first values, at every batch; speed is "
+    "not."
+)
 
 
 class ReportStoppedError(KeyboardInterrupt):
@@ -117,15 +123,30 @@ def measure_report(
     check_versions()
     check_host(backend)
     calls = report_calls(reference, data)
-    work = ReportWork(_in_eval_mode(float_model), reference, backend, calls, request, progress)
-    with progress.stage("check the models and the data"):
-        check_alike(work.float_model, reference, calls[0])
+    own_model = _private_copy(float_model)
+    state = KeptBuffers(own_model, reference)
+    work = ReportWork(own_model, reference, backend, calls, request, progress, state)
+    try:
+        return _measured(work)
+    finally:
+        state.restore()
+
+
+def _measured(work: ReportWork) -> Report:
+    request = work.request
+    with work.progress.stage("check the models and the data"):
+        check_alike(work.float_model, work.reference, work.calls[0])
+        changed = work.state.keep_changed()
+        work.state.restore()
         if request.metric is not None:
             check_metric(request.metric, work.float_model)
+            work.state.restore()
         for size in request.batch_sizes:
-            with_batch(reference, calls[0], size)
+            with_batch(work.reference, work.calls[0], size)
         found = first_look(work)
-    found = replace(found, notes=(*request.notes, *found.notes))
+        work.state.restore()
+    notes = (*request.notes, *found.notes, *((STATEFUL,) if changed else ()))
+    found = replace(found, notes=notes)
     stages = {
         Part.KERNELS: kernels_stage,
         Part.ACCURACY: accuracy_stage,
@@ -134,7 +155,8 @@ def measure_report(
     wanted = [part for part in stages if part in request.parts]
     for index, part in enumerate(wanted):
         try:
-            found = stages[part](work, found)
+            for step in stages[part](work, found):
+                found = step
         except KeyboardInterrupt:
             unfinished = tuple(map(str, wanted[index:]))
             raise ReportStoppedError(_judged(replace(found, unfinished=unfinished))) from None
@@ -165,10 +187,15 @@ def report_calls(reference: GraphModule, data: Iterable[Any]) -> tuple[ModelInpu
     return tuple(calls)
 
 
-def _in_eval_mode(model: torch.nn.Module) -> torch.nn.Module:
-    if not any(module.training for module in model.modules()):
-        return model
-    return copy.deepcopy(model).eval()
+def _private_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy in eval mode, which a metric and the model itself may change."""
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ReportError(
+            f"{type(model).__name__} cannot be copied, and it is never changed itself: {type(error).__name__}: "
+            f"{error}"
+        ) from error
 
 
 def _judged(found: Report) -> Report:

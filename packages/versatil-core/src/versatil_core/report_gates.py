@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from versatil_core.exactness_report import MAX_END_TO_END_LOSS_DB
 from versatil_core.excluded_layers import float_layers_outside
 from versatil_core.latency import Judgement
-from versatil_core.number_text import percent
+from versatil_core.number_text import counted, decibel, percent
 from versatil_core.report_result import (
     Accuracy,
     Gate,
@@ -17,6 +17,12 @@ from versatil_core.report_result import (
 )
 
 _SHOWN_LAYERS = 3
+_WORST_FIRST = (
+    Judgement.SLOWER,
+    Judgement.TOO_NOISY,
+    Judgement.SAME_SPEED,
+    Judgement.FASTER,
+)
 MUCH_SMALLER = 1.05
 SMALL_SHARE = 0.5
 """Where kernels take less of a call, making them faster hardly helps."""
@@ -32,9 +38,16 @@ def verdict_of(report: Report) -> Verdict:
     return Verdict(_code(report), f"{sentence[:1].upper()}{sentence[1:]}.")
 
 
-def slowest_point(report: Report) -> SpeedPoint | None:
-    """The configuration in which int8 gains least; None if speed was not measured."""
-    return min(report.speed, key=lambda point: point.speedup.median, default=None)
+def deciding_point(report: Report) -> SpeedPoint | None:
+    """The configuration that makes the verdict on speed; None if speed was not measured.
+
+    That with the worst judgement; of several, the one in which int8 gains least.
+    """
+    return min(
+        report.speed,
+        key=lambda point: (_WORST_FIRST.index(point.judgement), point.speedup.median),
+        default=None,
+    )
 
 
 def gates_of(
@@ -50,7 +63,7 @@ def gates_of(
     Args:
         report: A whole one.
         min_speedup: Times that int8 has to be faster than the compiled float model, in every
-            configuration; one in which the machine was too noisy to tell fails.
+            configuration: the confidence interval of the ratio has to be at least there.
         min_sqnr_db: SQNR that the outputs must have against the float model, in dB.
         require_int8: Whether every layer has to run as int8.
         excluded: Module paths that may stay float, with all in them.
@@ -68,16 +81,8 @@ def _code(report: Report) -> VerdictCode:
         return VerdictCode.INEXACT
     if not report.int8_count:
         return VerdictCode.NO_INT8
-    found = {point.judgement for point in report.speed}
-    for judgement, code in (
-        (Judgement.SLOWER, VerdictCode.SLOWER),
-        (Judgement.TOO_NOISY, VerdictCode.TOO_NOISY),
-        (Judgement.SAME_SPEED, VerdictCode.SAME_SPEED),
-        (Judgement.FASTER, VerdictCode.FASTER),
-    ):
-        if judgement in found:
-            return code
-    return VerdictCode.NOT_TIMED
+    point = deciding_point(report)
+    return VerdictCode.NOT_TIMED if point is None else VerdictCode(point.judgement)
 
 
 def _phrases(report: Report) -> Iterator[str]:
@@ -86,7 +91,7 @@ def _phrases(report: Report) -> Iterator[str]:
     accuracy = report.accuracy
     if accuracy is not None and not accuracy.is_exact:
         yield f"the int8 kernels do not give what the reference defines ({_fault(accuracy)})"
-    if (point := slowest_point(report)) is not None:
+    if (point := deciding_point(report)) is not None:
         yield _speed_phrase(point)
         if point.judgement is Judgement.SLOWER and report.losing_layers:
             yield _losing_phrase(report)
@@ -100,7 +105,10 @@ def _phrases(report: Report) -> Iterator[str]:
             f"{metric.name} {metric.float_value:.4g} -> {metric.int8_value:.4g}"
             for metric in accuracy.metrics
         )
-        yield f"SQNR {accuracy.sqnr_db:.1f} dB"
+        if accuracy.sqnr_db is not None:
+            yield f"SQNR {decibel(accuracy.sqnr_db)}"
+        if accuracy.equal_share is not None:
+            yield f"{percent(accuracy.equal_share)} of the integers equal"
     yield f"{report.int8_count} of {len(report.layers)} layers int8"
 
 
@@ -109,6 +117,8 @@ def _fault(accuracy: Accuracy) -> str:
         return f"{accuracy.exact_ops} of {accuracy.ops} operations are exact"
     if not accuracy.are_inputs_untouched:
         return "an input was overwritten"
+    if accuracy.loss_db is None:
+        return "their results have nothing in common with the reference's"
     return f"they are {accuracy.loss_db:.1f} dB farther from float, {MAX_END_TO_END_LOSS_DB} are allowed"
 
 
@@ -117,7 +127,7 @@ def _times_smaller(size: Size) -> float:
 
 
 def _speed_phrase(point: SpeedPoint) -> str:
-    threads = "1 thread" if point.threads == 1 else f"{point.threads} threads"
+    threads = counted(point.threads, "thread")
     where = f"than float torch.compile on this CPU ({threads}, batch {point.batch})"
     ratio = point.speedup.median
     if point.judgement is Judgement.FASTER:
@@ -144,18 +154,17 @@ def _gates(
     excluded: tuple[str, ...],
 ) -> Iterator[Gate]:
     if min_speedup is not None:
-        failing = [point for point in report.speed if not _is_faster_by(point, min_speedup)]
-        worst = min(failing, key=lambda point: point.speedup.median, default=slowest_point(report))
-        found = "not measured" if worst is None else _speed_phrase(worst)
+        worst = min(report.speed, key=lambda point: point.speedup_interval[0], default=None)
+        found = "not measured" if worst is None else _interval_phrase(worst)
         yield Gate(
             "min_speedup",
-            bool(report.speed) and not failing,
+            worst is not None and worst.speedup_interval[0] >= min_speedup,
             f"speedup of at least {min_speedup:g}x wanted: {found}",
         )
     if min_sqnr_db is not None:
         measured = None if report.accuracy is None else report.accuracy.sqnr_db
         is_passed = measured is not None and measured >= min_sqnr_db
-        found = "not measured" if measured is None else f"{measured:.1f} dB"
+        found = "not measured" if measured is None else decibel(measured)
         yield Gate("min_sqnr", is_passed, f"SQNR of at least {min_sqnr_db:g} dB wanted: {found}")
     if require_int8:
         float_layers = float_layers_outside(report.layers, excluded)
@@ -166,5 +175,8 @@ def _gates(
         yield Gate("require_int8", not float_layers, f"all layers wanted as int8: {found}")
 
 
-def _is_faster_by(point: SpeedPoint, ratio: float) -> bool:
-    return point.judgement is not Judgement.TOO_NOISY and point.speedup.median >= ratio
+def _interval_phrase(point: SpeedPoint) -> str:
+    low, high = point.speedup_interval
+    threads = counted(point.threads, "thread")
+    ratio = point.speedup.median
+    return f"{ratio:.2f}x ({low:.2f} to {high:.2f}) with {threads}, batch {point.batch}"

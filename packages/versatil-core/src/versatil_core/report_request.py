@@ -40,5 +40,7 @@ class ReportRequest:
         for name in ("threads", "batch_sizes"):
             if any(number < 1 for number in getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)}: each must be at least 1")
+        if self.metric is not None and Part.ACCURACY not in self.parts:
+            raise ValueError("a metric is part of the accuracy: add 'accuracy' to parts")
         if not self.parts:
             raise ValueError(f"parts is empty: name some of {', '.join(Part)}")

@@ -10,7 +10,11 @@ from enum import StrEnum
 from typing import Any
 
 from versatil_core.atomic_file import replacing
-from versatil_core.exactness_report import MAX_END_TO_END_LOSS_DB
+from versatil_core.exactness_report import (
+    MAX_END_TO_END_LOSS_DB,
+    MIN_END_TO_END_DB,
+    MIN_FLOAT_DB,
+)
 from versatil_core.host import Host
 from versatil_core.latency import Judgement
 from versatil_core.layer_report import ActivationRange, LayerReport
@@ -93,11 +97,14 @@ class Accuracy:
         batches: How many batches were run.
         samples: Sizes of their first axes, added up.
         layer_batches: On how many of them the layers were looked at.
-        sqnr_db: Of the compiled int8 model against the float model.
-        reference_sqnr_db: Of the reference against the float model.
+        sqnr_db: Of the compiled int8 model against the float model, over float outputs; None if
+            the model has none.
+        reference_sqnr_db: Of the reference against the float model, likewise.
         kernels_sqnr_db: Of the compiled int8 model against the reference: ``inf`` if equal.
-        cosine: Cosine similarity of the int8 model's outputs and the float model's.
-        max_error: Largest absolute difference to the float model.
+        cosine: Cosine similarity of the int8 model's float outputs and the float model's.
+        max_error: Largest absolute difference to the float model, over all outputs.
+        equal_share: Share of equal elements of integer and boolean outputs, int8 against float;
+            None if the model has none.
         exact_ops: Operations that give what the reference's do when fed the same inputs.
         ops: All operations that were compared so.
         are_inputs_untouched: Whether no kernel wrote to an input.
@@ -107,26 +114,39 @@ class Accuracy:
     batches: int
     samples: int
     layer_batches: int
-    sqnr_db: float
-    reference_sqnr_db: float
-    kernels_sqnr_db: float
-    cosine: float
+    sqnr_db: float | None
+    reference_sqnr_db: float | None
+    kernels_sqnr_db: float | None
+    cosine: float | None
     max_error: float
     exact_ops: int
     ops: int
     are_inputs_untouched: bool = True
+    equal_share: float | None = None
     metrics: tuple[MetricResult, ...] = ()
 
     @property
-    def loss_db(self) -> float:
-        """How much farther from float int8 is than the reference, in dB; 0 if both are infinitely near."""
+    def loss_db(self) -> float | None:
+        """How much farther from float int8 is than the reference, in dB; None where that is no number."""
+        if self.sqnr_db is None or self.reference_sqnr_db is None:
+            return None
         loss = self.reference_sqnr_db - self.sqnr_db
-        return 0.0 if math.isnan(loss) else loss
+        return None if math.isnan(loss) else loss
 
     @property
     def is_exact(self) -> bool:
-        """Whether int8 gives what the reference defines, by the rules of :func:`versatil_core.check_exactness`."""
-        is_near = self.loss_db <= MAX_END_TO_END_LOSS_DB
+        """Whether int8 gives what the reference defines, by the rules of :func:`versatil_core.check_exactness`.
+
+        Results as near to the reference as another order of summation are no loss, however near to
+        float the reference is.
+        """
+        near = self.kernels_sqnr_db
+        if near is None or near >= MIN_FLOAT_DB:
+            is_near = True
+        elif self.loss_db is None:
+            is_near = near >= MIN_END_TO_END_DB
+        else:
+            is_near = self.loss_db <= MAX_END_TO_END_LOSS_DB
         return self.exact_ops == self.ops and self.are_inputs_untouched and is_near
 
 
@@ -153,6 +173,7 @@ class SpeedPoint:
         int8: Of the quantized model.
         speedup: ``float_compiled / int8``, formed within each round.
         speedup_eager: ``float_eager / int8``, likewise.
+        speedup_interval: Where the median of ``speedup`` lies with a confidence of 95 %.
         judgement: Of ``speedup``, see :func:`versatil_core.latency.judge`.
     """
 
@@ -165,6 +186,7 @@ class SpeedPoint:
     int8: Timing
     speedup: Timing
     speedup_eager: Timing
+    speedup_interval: tuple[float, float]
     judgement: Judgement
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from versatil_core.audit import audit
 from versatil_core.backend import BasePT2EBackend
@@ -19,20 +19,24 @@ from versatil_core.exactness import check_exactness
 from versatil_core.exactness_report import OpExactness
 from versatil_core.export import ModelInputs, tracing
 from versatil_core.int8_islands import joined_layers
+from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.kernel_trace import ModelTrace, TraceError, trace_model
 from versatil_core.layer_accuracy import GraphErrors, graph_errors
-from versatil_core.layer_kernels import kernels_of_layers
+from versatil_core.layer_kernels import kernels_of_layers, problems_of
 from versatil_core.layer_report import KernelRun, LayerAccuracy, LayerReport
 from versatil_core.lower import lower, lowered_copy
-from versatil_core.model_accuracy import measure_metric, output_errors
+from versatil_core.model_accuracy import measure_metric, output_errors, run_on
+from versatil_core.number_text import counted
 from versatil_core.progress import StageProgress
 from versatil_core.recorded_values import ValueRecorder, copies_of
 from versatil_core.report_request import ReportRequest
 from versatil_core.report_result import Accuracy, MetricResult, Report, Size, Verdict, VerdictCode
 from versatil_core.saved_reference import save
-from versatil_core.speed import batch_size, measure_speed, torch_threads, with_batch
+from versatil_core.speed import measure_speed, sample_count, torch_threads, with_batch
 from versatil_passes import LoweredOp
 
+_BIAS_FIRST = {"addmm", "baddbmm", "addbmm", "addmv"}
+_WEIGHT_FIRST = {"embedding", "embedding_bag"}
 LAYER_BATCHES = 4
 """So many batches show what each layer does; all of them, what the whole model does."""
 
@@ -47,13 +51,18 @@ class ReportWork:
     calls: tuple[ModelInputs, ...]
     request: ReportRequest
     progress: StageProgress
+    state: KeptBuffers
     _compiled: dict[int, CompiledModel] = field(default_factory=dict)
 
     @property
     def first_call(self) -> ModelInputs:
         """The inputs of the first configuration of the speed measurement."""
-        sizes = self.request.batch_sizes or (_samples(self.calls[0]),)
-        return with_batch(self.reference, self.calls[0], sizes[0])
+        return with_batch(self.reference, self.calls[0], self.batch_sizes[0])
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Those to measure the speed with."""
+        return self.request.batch_sizes or (sample_count(self.reference, self.calls[0]),)
 
     def int8_model(self, threads: int) -> CompiledModel:
         """Compile for so many threads; generated code is made for a number of them."""
@@ -77,14 +86,17 @@ def first_look(work: ReportWork) -> Report:
 
     layers = []
     for layer in audited.layers:
-        inputs = [shape(recorder.values[each.name]) for each in nodes[layer.node].all_input_nodes]
+        first, second = (
+            () if operand is None else shape(recorder.values[operand.name])
+            for operand in _operands(nodes[layer.node], layer.op)
+        )
         layers.append(
             LayerReport(
                 module_path=layer.module_path,
                 op=layer.op,
                 node=layer.node,
-                input_shape=inputs[0] if inputs else (),
-                weight_shape=inputs[1] if len(inputs) > 1 else (),
+                input_shape=first,
+                weight_shape=second,
                 output_shape=shape(recorder.values[layer.node]),
                 is_int8=layer.is_int8,
                 post_ops=layer.post_ops,
@@ -103,31 +115,55 @@ def first_look(work: ReportWork) -> Report:
     )
 
 
-def accuracy_stage(work: ReportWork, found: Report) -> Report:
-    """Compare whole models and single layers, on the data."""
+def _operands(node: Node, op: str) -> tuple[Node | None, Node | None]:
+    """The input of a layer and its weight, or what it is multiplied by, wherever they stand among the arguments."""
+    arguments = [each if isinstance(each, Node) else None for each in node.args]
+    if op in _BIAS_FIRST:
+        arguments = arguments[1:]
+    first, second = [*arguments, None, None][:2]
+    return (second, first) if op in _WEIGHT_FIRST else (first, second)
+
+
+def accuracy_stage(work: ReportWork, found: Report) -> Iterator[Report]:
+    """Compare whole models and single layers, on the data; yield the report when it is done."""
     calls, progress = work.calls, work.progress
     int8_model = work.int8_model(torch.get_num_threads())
     with progress.stage("compile the int8 model"):
-        int8_model(*calls[0].args, **calls[0].kwargs)
+        run_on(int8_model, calls[0])
+        work.state.restore()
     with progress.stage("run all batches", total=len(calls)) as advance:
         outputs = output_errors(
-            work.float_model, work.reference, int8_model, calls, on_batch=advance
+            work.float_model,
+            work.reference,
+            int8_model,
+            calls,
+            before_run=work.state.restore,
+            on_batch=advance,
         )
+        work.state.restore()
     with progress.stage("compare op by op with the reference"):
         lowered = lower(work.reference, work.backend)
         exactness = check_exactness(work.reference, lowered, calls[0])
     looked_at = calls[:LAYER_BATCHES]
     with progress.stage("find the error of each layer", total=len(looked_at)) as advance:
-        errors = graph_errors(work.float_model, work.reference, looked_at, on_batch=advance)
+        errors = graph_errors(
+            work.float_model,
+            work.reference,
+            looked_at,
+            before_run=work.state.restore,
+            on_batch=advance,
+        )
+        work.state.restore()
     metrics: tuple[MetricResult, ...] = ()
     if work.request.metric is not None:
         with progress.stage("ask the metric"):
             models = {"float": work.float_model, "int8": int8_model}
             metrics = measure_metric(work.request.metric, models)
+            work.state.restore()
     _, record = lowered_copy(work.reference, work.backend.lowering_rules)
     exact_ops = {op.node: op for op in exactness.ops}
     lowered_ops = {op.node: op for op in record.lowered}
-    return replace(
+    yield replace(
         found,
         layers=tuple(
             replace(layer, accuracy=_layer_accuracy(layer, errors, lowered_ops, exact_ops))
@@ -136,13 +172,14 @@ def accuracy_stage(work: ReportWork, found: Report) -> Report:
         ranges=errors.ranges,
         accuracy=Accuracy(
             batches=len(calls),
-            samples=sum(_samples(call) for call in calls),
+            samples=sum(sample_count(work.reference, call) for call in calls),
             layer_batches=len(looked_at),
-            sqnr_db=outputs.int8_to_float.db,
-            reference_sqnr_db=outputs.reference_to_float.db,
-            kernels_sqnr_db=outputs.int8_to_reference.db,
-            cosine=outputs.cosine,
+            sqnr_db=outputs.int8_to_float.db if outputs.has_floats else None,
+            reference_sqnr_db=outputs.reference_to_float.db if outputs.has_floats else None,
+            kernels_sqnr_db=outputs.int8_to_reference.db if outputs.has_floats else None,
+            cosine=outputs.cosine if outputs.has_floats else None,
             max_error=outputs.max_error,
+            equal_share=outputs.equal_share,
             exact_ops=len(exactness.ops) - len(exactness.disagreements),
             ops=len(exactness.ops),
             are_inputs_untouched=exactness.are_inputs_untouched,
@@ -170,72 +207,86 @@ def _layer_accuracy(
     )
 
 
-def speed_stage(work: ReportWork, found: Report) -> Report:
-    """Measure every combination of threads and batch sizes that was asked for."""
-    request, calls = work.request, work.calls
-    points = []
-    sizes = request.batch_sizes or (_samples(calls[0]),)
-    for threads in request.threads or (torch.get_num_threads(),):
-        for size in sizes:
-            call = with_batch(work.reference, calls[0], size)
+def speed_stage(work: ReportWork, found: Report) -> Iterator[Report]:
+    """Measure every combination of threads and batch sizes; yield the report after each."""
+    for threads in work.request.threads or (torch.get_num_threads(),):
+        for size in work.batch_sizes:
+            call = with_batch(work.reference, work.calls[0], size)
             int8_model = work.int8_model(threads)
-            where = f"{threads} {'thread' if threads == 1 else 'threads'}, batch {size}"
+            where = f"{counted(threads, 'thread')}, batch {size}"
             with (
                 work.progress.stage(f"compile for {where}"),
                 torch_threads(threads),
             ):
-                int8_model(*call.args, **call.kwargs)
-            total = request.rounds + 1
+                run_on(int8_model, call)
+            total = work.request.rounds + 1
             with work.progress.stage(f"measure with {where}", total=total) as advance:
-                points.append(
-                    measure_speed(
-                        work.float_model,
-                        int8_model,
-                        work.backend,
-                        call,
-                        threads=threads,
-                        rounds=request.rounds,
-                        on_step=advance,
-                    )
+                point = measure_speed(
+                    work.float_model,
+                    int8_model,
+                    work.backend,
+                    call,
+                    threads=threads,
+                    batch=size,
+                    rounds=work.request.rounds,
+                    on_step=advance,
                 )
-    return replace(found, speed=tuple(points))
+            work.state.restore()
+            found = replace(found, speed=(*found.speed, point))
+            yield found
 
 
-def _samples(call: ModelInputs) -> int:
-    return batch_size([leaf.shape for leaf in call.leaves if isinstance(leaf, torch.Tensor)])
+def kernels_stage(work: ReportWork, found: Report) -> Iterator[Report]:
+    """Run both models in processes of their own: kernels, first result, memory, size.
 
-
-def kernels_stage(work: ReportWork, found: Report) -> Report:
-    """Run both models in processes of their own: kernels, first result, memory, size."""
+    The report is yielded after each step.
+    """
     call, threads = work.first_call, (work.request.threads or (torch.get_num_threads(),))[0]
     with tempfile.TemporaryDirectory(prefix="versatil_") as name:
         folder = Path(name)
         with work.progress.stage("write both models"):
-            found = replace(found, size=_written_sizes(work, folder))
+            try:
+                found = replace(found, size=_written_sizes(work, folder))
+            except TraceError as error:
+                yield _with_note(found, f"Size and kernels are unknown: {error}")
+                return
+        yield found
         if work.backend.name not in {entry.name for entry in installed_backends()}:
-            note = (
-                f"Which kernels ran is unknown: backend {work.backend.name!r} is not registered, so that no "
-                f"other process can make it"
+            yield _with_note(
+                found,
+                f"Which kernels ran is unknown: backend {work.backend.name!r} is not registered, so that "
+                f"no other process can make it",
             )
-            return replace(found, notes=(*found.notes, note))
+            return
         for kind in ("float", "int8"):
             with work.progress.stage(f"watch the kernels of the {kind} model"):
                 try:
                     trace = trace_model(
                         kind, f"{kind}.pt2", folder, call, work.backend, threads=threads
                     )
+                    found = _with_trace(found, kind, trace)
                 except TraceError as error:
-                    note = f"Which kernels ran in the {kind} model is unknown, its process failed: {error}"
-                    found = replace(found, notes=(*found.notes, note))
-                    continue
-            found = _with_trace(found, kind, trace)
-    return found
+                    found = _with_note(
+                        found,
+                        f"Which kernels ran in the {kind} model is unknown, its process failed: {error}",
+                    )
+            yield found
+
+
+def _with_note(found: Report, note: str) -> Report:
+    return replace(found, notes=(*found.notes, note))
 
 
 def _written_sizes(work: ReportWork, folder: Path) -> Size:
     call = work.first_call
-    with torch.no_grad(), tracing:
-        program = torch.export.export(work.float_model, call.args, dict(call.kwargs))
+    try:
+        with torch.no_grad(), tracing:
+            program = torch.export.export(work.float_model, call.args, dict(call.kwargs))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise TraceError(
+            f"torch.export refuses the float model: {type(error).__name__}: {lines[0]}"
+        ) from error
     program.example_inputs = None  # data, no part of the model
     torch.export.save(program, folder / "float.pt2")
     save(work.reference, folder / "int8.pt2")
@@ -263,25 +314,26 @@ def _with_trace(found: Report, kind: str, trace: ModelTrace) -> Report:
     if kind == "float":
         layers = [replace(layer, float_run=kernel) for layer, kernel in pairs]
         size = replace(size, float_call=call, float_process=process)
-        notes = found.notes
     else:
         layers = [replace(layer, int8_run=kernel) for layer, kernel in pairs]
         size = replace(size, int8_call=call, int8_process=process)
-        notes = (*found.notes, *_kernel_notes(pairs))
     first_result = {**found.first_result, kind: trace.first_result}
+    notes = (*found.notes, *_kernel_notes(pairs, kind))
     return replace(found, layers=tuple(layers), first_result=first_result, size=size, notes=notes)
 
 
-def _kernel_notes(pairs: Sequence[tuple[LayerReport, KernelRun | None]]) -> Iterator[str]:
-    """Say of which int8 layers no int8 kernel was seen."""
-    unseen = [layer.name for layer, kernel in pairs if layer.is_int8 and kernel is None]
+def _kernel_notes(
+    pairs: Sequence[tuple[LayerReport, KernelRun | None]], kind: str
+) -> Iterator[str]:
+    """Say of which layers no kernel was seen, or another one than promised."""
+    unseen = [layer.name for layer, kernel in pairs if kernel is None and problems_of(layer)]
     wrong = [
         layer.name
         for layer, kernel in pairs
-        if layer.is_int8 and kernel is not None and not kernel.is_int8
+        if kind == "int8" and layer.is_int8 and kernel is not None and not kernel.is_int8
     ]
     if unseen:
-        yield f"No kernel was seen that fits the int8 layers {', '.join(unseen)}"
+        yield f"No kernel was seen in the {kind} model that fits {', '.join(unseen)}"
     if wrong:
         yield (
             f"A float kernel was seen for {', '.join(wrong)}, where an int8 one was expected: please "

@@ -150,10 +150,17 @@ def _accuracy(found: Accuracy) -> RenderableType:
             Text(metric.name),
             f"{metric.float_value:.4g} -> {metric.int8_value:.4g} ({change:+.2g})",
         )
-    table.add_row("SQNR, int8 against float", decibel(found.sqnr_db))
-    table.add_row("SQNR, reference against float", decibel(found.reference_sqnr_db))
-    table.add_row("SQNR, int8 against reference", decibel(found.kernels_sqnr_db))
-    table.add_row("cosine similarity to float", f"{found.cosine:.6f}")
+    for name, db in (
+        ("SQNR, int8 against float", found.sqnr_db),
+        ("SQNR, reference against float", found.reference_sqnr_db),
+        ("SQNR, int8 against reference", found.kernels_sqnr_db),
+    ):
+        if db is not None:
+            table.add_row(name, decibel(db))
+    if found.cosine is not None:
+        table.add_row("cosine similarity to float", f"{found.cosine:.6f}")
+    if found.equal_share is not None:
+        table.add_row("integers equal to float", percent(found.equal_share))
     table.add_row("largest difference to float", f"{found.max_error:.3g}")
     table.add_row("operations exact", f"{found.exact_ops} of {found.ops}")
     batches = counted(found.batches, "batch")

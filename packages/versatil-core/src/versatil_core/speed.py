@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from versatil_core._torch_compat import patch_inductor_config, unflatten_for_call
+from versatil_core._torch_compat import patch_inductor_config, unflatten_for_call, unflatten_like
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.compile import own_code
 from versatil_core.errors import InputError
 from versatil_core.export import ModelInputs, input_specs
 from versatil_core.input_check import input_faults
-from versatil_core.latency import LatencyComparison, judge, measure_interleaved, timed
+from versatil_core.latency import (
+    LatencyComparison,
+    judge,
+    measure_interleaved,
+    median_interval,
+    timed,
+)
+from versatil_core.recorded_values import copies_of
 from versatil_core.reference_info import DynamicSize, InputSpec
 from versatil_core.report_result import SpeedPoint, Timing
 
@@ -50,6 +57,7 @@ def measure_speed(
     call: ModelInputs,
     *,
     threads: int,
+    batch: int,
     rounds: int,
     on_step: Callable[[], None] | None = None,
 ) -> SpeedPoint:
@@ -61,6 +69,7 @@ def measure_speed(
         backend: Whose settings the float model is compiled with.
         call: Inputs of both.
         threads: Threads that torch may use.
+        batch: Samples in the inputs, to be shown.
         rounds: Samples of each.
         on_step: Called after the compilation of the float model and after each round.
 
@@ -68,31 +77,43 @@ def measure_speed(
         The medians, and the ratios with what they say.
     """
     step = on_step or (lambda: None)
-    args, kwargs = call.args, call.kwargs
     with torch.no_grad(), torch_threads(threads):
-        float_compiled = compile_float(float_model, backend, call)
+        float_compiled = compile_float(float_model, backend, own_inputs(call))
         step()
         latency = measure_interleaved(
             {
-                FLOAT_EAGER: timed(lambda: float_model(*args, **kwargs)),
-                FLOAT_COMPILED: timed(lambda: float_compiled(*args, **kwargs)),
-                INT8: timed(lambda: int8_model(*args, **kwargs)),
+                FLOAT_EAGER: timed(_calling(float_model, call)),
+                FLOAT_COMPILED: timed(_calling(float_compiled, call)),
+                INT8: timed(_calling(int8_model, call)),
             },
             rounds=rounds,
             on_round=step,
         )
     shapes = [tuple(leaf.shape) for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
-    return speed_point(latency, threads, shapes)
+    return speed_point(latency, threads, batch, shapes)
+
+
+def _calling(model: Callable[..., Any], call: ModelInputs) -> Callable[[], Any]:
+    own = own_inputs(call)
+    return lambda: model(*own.args, **own.kwargs)
+
+
+def own_inputs(call: ModelInputs) -> ModelInputs:
+    """Copy inputs, since a model may write to them."""
+    return ModelInputs(*unflatten_like(copies_of(call.leaves), call.args, call.kwargs))
 
 
 def speed_point(
-    latency: LatencyComparison, threads: int, input_shapes: Sequence[tuple[int, ...]]
+    latency: LatencyComparison,
+    threads: int,
+    batch: int,
+    input_shapes: Sequence[tuple[int, ...]],
 ) -> SpeedPoint:
     """Sum up one interleaved run of the three."""
     ratios = latency.ratios(FLOAT_COMPILED, INT8)
     return SpeedPoint(
         threads=threads,
-        batch=batch_size(input_shapes),
+        batch=batch,
         input_shapes=tuple(input_shapes),
         rounds=len(ratios),
         float_eager=_timing(latency, FLOAT_EAGER),
@@ -100,6 +121,7 @@ def speed_point(
         int8=_timing(latency, INT8),
         speedup=_ratio_timing(latency, FLOAT_COMPILED),
         speedup_eager=_ratio_timing(latency, FLOAT_EAGER),
+        speedup_interval=median_interval(ratios),
         judgement=judge(ratios),
     )
 
@@ -108,7 +130,7 @@ def with_batch(reference: GraphModule, call: ModelInputs, size: int) -> ModelInp
     """Give inputs another batch size, by repeating and cutting samples.
 
     Args:
-        reference: Says which sizes may vary; those that equal the first one of the first input are changed.
+        reference: Says which sizes may vary; of each input whose first size does, that one is the batch.
         call: Inputs that fit it.
         size: Samples of the result.
 
@@ -116,20 +138,37 @@ def with_batch(reference: GraphModule, call: ModelInputs, size: int) -> ModelInp
         InputError: The reference does not take this size.
     """
     specs, leaves = input_specs(reference), call.leaves
-    first = next((spec.shape[0] for spec in specs if spec.shape), size)
-    if isinstance(first, int):
-        if first == size:
-            return call
+    if size == sample_count(reference, call):
+        return call
+    symbol = _batch_symbol(specs)
+    if symbol is None:
         raise InputError(
-            f"batch size {size}: the model was quantized for {first} samples at a time; quantize it with "
-            f"dynamic_shapes to run it with others"
+            f"batch size {size}: the model was quantized for {sample_count(reference, call)} samples at a time; "
+            f"quantize it with dynamic_shapes to run it with others"
         )
-    leaves = [
-        _resized(leaf, spec, first.symbol, size) for leaf, spec in zip(leaves, specs, strict=True)
-    ]
+    leaves = [_resized(leaf, spec, symbol, size) for leaf, spec in zip(leaves, specs, strict=True)]
     for fault in input_faults(specs, leaves):
         raise InputError(f"batch size {size}: {fault}", input_name=fault.input_name)
     return ModelInputs(*unflatten_for_call(reference, leaves))
+
+
+def sample_count(reference: GraphModule, call: ModelInputs) -> int:
+    """How many samples inputs have: the first size of an input where it may vary, else that of the first input."""
+    specs, leaves = input_specs(reference), call.leaves
+    symbol = _batch_symbol(specs)
+    for spec, leaf in zip(specs, leaves, strict=True):
+        if spec.shape and (symbol is None or _symbol_of(spec.shape[0]) == symbol):
+            return int(leaf.shape[0])
+    return 1
+
+
+def _batch_symbol(specs: Sequence[InputSpec]) -> str | None:
+    symbols = (_symbol_of(spec.shape[0]) for spec in specs if spec.shape)
+    return next((symbol for symbol in symbols if symbol is not None), None)
+
+
+def _symbol_of(size: int | DynamicSize) -> str | None:
+    return size.symbol if isinstance(size, DynamicSize) else None
 
 
 def _resized(leaf: Any, spec: InputSpec, symbol: str, size: int) -> Any:
@@ -149,11 +188,6 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def batch_size(shapes: Sequence[Sequence[int]]) -> int:
-    """The first size of the first input that has one; 1 if none has."""
-    return next((int(shape[0]) for shape in shapes if shape), 1)
 
 
 def _timing(latency: LatencyComparison, name: str) -> Timing:

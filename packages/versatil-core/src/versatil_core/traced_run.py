@@ -1,7 +1,7 @@
 """A process of its own that compiles one model, runs it, and lets the libraries log their kernels.
 
-``python -m versatil_core.traced_run FOLDER``: reads ``request.json``, ``inputs.pt`` and the model
-in the folder, and writes ``result.json``. Kernels are logged on stdout, where a line that begins
+``python -m versatil_core.traced_run FOLDER``: reads ``request.json`` and ``inputs.pt`` in the
+folder and the model that the request names, and writes ``result.json``. Kernels are logged on stdout, where a line that begins
 with `versatil_core.kernel_log.MARKER` opens each run. :mod:`versatil_core.kernel_trace` starts it.
 """
 
@@ -40,10 +40,10 @@ def main(folder: Path) -> None:
         start = time.perf_counter()
         model: Any
         if request["kind"] == "int8":
-            model = load(folder / request["model"])
+            model = load(request["model"])
         else:
             # Written by the parent; nobody else's file is read here.
-            model = torch.export.load(folder / request["model"]).module()
+            model = torch.export.load(request["model"]).module()
         loaded = time.perf_counter()
         if request["kind"] == "int8":
             compiled: Callable[..., Any] = compile_int8(model, backend)
