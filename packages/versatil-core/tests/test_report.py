@@ -312,60 +312,6 @@ def test_ctrl_c_leaves_what_was_measured(
     assert values["unfinished"] == ["speed"]
 
 
-class Stateful(nn.Module):
-    """Counts its calls, and adds the count to its result."""
-
-    calls: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.linear(x) + self.calls
-
-
-def test_state_is_put_back(backend: Any) -> None:
-    torch.manual_seed(0)
-    stateful, x = Stateful().eval(), torch.randn(16, 8)
-    reference = quantize(stateful, x, backend, [x])
-    before = {name: buffer.clone() for name, buffer in reference.named_buffers()}
-
-    found = report(stateful, reference, backend, [x, x], parts=ACCURACY)
-
-    assert found.accuracy is not None
-    assert found.accuracy.reference_sqnr_db is not None
-    assert found.accuracy.reference_sqnr_db > 20
-    assert any("writes to its own buffers" in note for note in found.notes)
-    assert stateful.calls == 0
-    assert all(torch.equal(buffer, before[name]) for name, buffer in reference.named_buffers())
-
-
-def test_sizes_that_depend_on_values(backend: Any) -> None:
-    """A row that passes the test in one model and not in the other leaves nothing to compare."""
-
-    class Selecting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.first(x)
-            return self.second(y[y.sum(-1) > 0]).sum(0)
-
-    torch.manual_seed(0)
-    selecting, x = Selecting().eval(), torch.randn(4000, 8)
-    reference = quantize(selecting, x, backend, [x])
-
-    found = report(selecting, reference, backend, [x], parts=ACCURACY)
-
-    first, second = found.layers
-    assert first.accuracy is not None
-    assert second.accuracy is None or second.accuracy.introduced_db < 100
-
-
 def test_operands_are_told_apart(
     model: nn.Module, reference: GraphModule, backend: Any, batches: list[torch.Tensor]
 ) -> None:
