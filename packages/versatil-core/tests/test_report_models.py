@@ -62,3 +62,57 @@ def test_sizes_that_depend_on_values(linear_backend: Any) -> None:
     first, second = found.layers
     assert first.accuracy is not None
     assert second.accuracy is None or second.accuracy.introduced_db < 100
+
+
+class Remembering(nn.Module):
+    """Its next result depends on its last one."""
+
+    last: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("last", torch.zeros(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.linear(x + self.last))
+        self.last.copy_(y)
+        return y
+
+
+def test_a_state_makes_no_kernel_inexact(linear_backend: Any) -> None:
+    torch.manual_seed(0)
+    model, backend, x = Remembering().eval(), linear_backend(quant_max=255), torch.randn(4, 8)
+    reference = quantize(model, x, backend, [x])
+
+    found = report(model, reference, backend, [x, x], parts=["accuracy"])
+
+    assert found.accuracy is not None
+    assert found.accuracy.is_exact
+    assert not reference.get_buffer("last").any()
+
+
+def test_integers_alone_have_no_sqnr(linear_backend: Any) -> None:
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).argmax(-1)
+
+    torch.manual_seed(0)
+    model, backend, x = Largest().eval(), linear_backend(quant_max=255), torch.randn(64, 8)
+    reference = quantize(model, x, backend, [x])
+
+    found = report(model, reference, backend, [x], parts=["accuracy"])
+    other = report(Largest().eval(), reference, backend, [x], parts=["accuracy"])
+
+    assert found.accuracy is not None
+    assert other.accuracy is not None
+    assert found.accuracy.sqnr_db is None
+    assert found.accuracy.equal_share is not None
+    assert found.accuracy.equal_share > 0.9
+    assert other.accuracy.equal_share is not None
+    assert other.accuracy.equal_share < 0.5
+    assert "of the integers equal" in found.verdict.sentence

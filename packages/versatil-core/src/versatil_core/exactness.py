@@ -21,6 +21,7 @@ from versatil_core.compile import CompiledModel, compile  # noqa: A004 -- the ve
 from versatil_core.errors import LoweringError
 from versatil_core.exactness_report import ExactnessReport, OpExactness
 from versatil_core.export import model_inputs
+from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.lower import is_lowered, lowered_copy
 from versatil_core.recorded_values import ValueRecorder, copies_of, shares_memory
 from versatil_core.signal_to_noise import is_equal, sqnr_db, tree_energies
@@ -74,8 +75,11 @@ def check_exactness(
     with torch.no_grad():
         lifted = copy_graph_module(reference)
         QuantLiftUp()(lifted.graph)
+        state = KeptBuffers(reference)  # and of the candidate, which shares them
         recorder = ValueRecorder(lifted)
         expected = recorder.run(*reference_inputs)
+        state.keep_changed()
+        state.restore()
         if is_lowered(candidate):
             assert isinstance(candidate, GraphModule)
             ops = tuple(_walk(candidate, recorder.values, copies_of(leaves), expected))
@@ -89,12 +93,16 @@ def check_exactness(
             raise TypeError(
                 f"candidate must come from lower() or compile(), not be a {type(candidate).__name__}"
             )
+        state.restore()
         result = candidate(*args, **kwargs)
+        state.restore()
         loss_db = None
         if float_model is not None:
             own_args, own_kwargs = unflatten_like(copies_of(leaves), call.args, named)
             wanted = float_model(*own_args, **own_kwargs)
-            loss_db = tree_energies(expected, wanted).db - tree_energies(result, wanted).db
+            loss = tree_energies(expected, wanted).db - tree_energies(result, wanted).db
+            # Both equal, as without any float result, or both infinitely far.
+            loss_db = None if math.isnan(loss) else loss
     untouched = all(
         is_equal(old, new)
         for old, new in zip(reference_inputs, flatten_inputs(args, kwargs), strict=True)

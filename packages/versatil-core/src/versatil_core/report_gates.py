@@ -1,5 +1,6 @@
 """Turns the numbers of a report into a verdict, and into conditions that hold or not."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 from versatil_core.exactness_report import MAX_END_TO_END_LOSS_DB
@@ -106,7 +107,11 @@ def _phrases(report: Report) -> Iterator[str]:
             for metric in accuracy.metrics
         )
         if accuracy.sqnr_db is not None:
-            yield f"SQNR {decibel(accuracy.sqnr_db)}"
+            yield (
+                f"SQNR {decibel(accuracy.sqnr_db)}"
+                if accuracy.sqnr_db > -math.inf
+                else "outputs with nothing in common with float's"
+            )
         if accuracy.equal_share is not None:
             yield f"{percent(accuracy.equal_share)} of the integers equal"
     yield f"{report.int8_count} of {len(report.layers)} layers int8"
