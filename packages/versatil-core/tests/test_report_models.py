@@ -116,3 +116,14 @@ def test_integers_alone_have_no_sqnr(linear_backend: Any) -> None:
     assert other.accuracy.equal_share is not None
     assert other.accuracy.equal_share < 0.5
     assert "of the integers equal" in found.verdict.sentence
+
+
+def test_other_weights_are_suspected(linear_backend: Any) -> None:
+    backend, x = linear_backend(quant_max=255), torch.randn(64, 8)
+    first, second = nn.Linear(8, 8).eval(), nn.Linear(8, 8).eval()
+    reference = quantize(first, x, backend, [x])
+
+    same, other = (report(m, reference, backend, [x], parts=["accuracy"]) for m in (first, second))
+
+    assert not any("the same weights" in note for note in same.notes)
+    assert any("the same weights" in note for note in other.notes)

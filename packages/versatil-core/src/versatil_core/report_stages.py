@@ -35,6 +35,11 @@ from versatil_core.saved_reference import save
 from versatil_core.speed import measure_speed, sample_count, torch_threads, with_batch
 from versatil_passes import LoweredOp
 
+UNRELATED_DB = 3.0
+UNRELATED = (
+    "The outputs have next to nothing in common with the float model's. Is it the model that was quantized, with "
+    "the same weights? A factory that draws random ones has to set the seed."
+)
 _BIAS_FIRST = {"addmm", "baddbmm", "addbmm", "addmv"}
 _WEIGHT_FIRST = {"embedding", "embedding_bag"}
 LAYER_BATCHES = 4
@@ -161,6 +166,8 @@ def accuracy_stage(work: ReportWork, found: Report) -> Iterator[Report]:
             metrics = measure_metric(work.request.metric, models)
             work.state.restore()
     _, record = lowered_copy(work.reference, work.backend.lowering_rules)
+    if outputs.has_floats and outputs.reference_to_float.db < UNRELATED_DB:
+        found = _with_note(found, UNRELATED)
     exact_ops = {op.node: op for op in exactness.ops}
     lowered_ops = {op.node: op for op in record.lowered}
     yield replace(
