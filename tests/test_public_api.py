@@ -103,6 +103,8 @@ def manifest(package: str) -> str:
         ("f(a, c=1)", "f(a, b=1, c=1)", "f: c is at another position"),
         ("f(a)", "f(a, b)", "f: b has to be given now"),
         ("f(a)", "f(a, *, b)", "f: b has to be given now"),
+        ("f(*c)", "f(*a, c)", "f: c has to be given now"),
+        ("f(**c)", "f(c, **a)", "f: c has to be given now"),
         ("f(a=<factory>)", "f(a)", "f: a has to be given now"),
         ("f(a)", "f(*, a)", "f: a can't be given by position any more"),
         ("f(a)", "f(a, /)", "f: a can't be given by name any more"),

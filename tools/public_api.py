@@ -197,7 +197,9 @@ def _broken_calls(before: inspect.Signature, after: inspect.Signature) -> Iterat
         elif name in places and places.index(name) != new_places.index(name):
             yield f"{name} is at another position"
     for name in dict.fromkeys(new_places + new_keywords):
-        was_required = name in old and old[name].default is inspect.Parameter.empty
+        # The name of the rest, as in *args, is none that anybody gives.
+        was_given = name in places or name in keywords
+        was_required = was_given and old[name].default is inspect.Parameter.empty
         if new[name].default is inspect.Parameter.empty and not was_required:
             yield f"{name} has to be given now"
     if _names(before, REST) and (not _names(after, REST) or places != new_places):
