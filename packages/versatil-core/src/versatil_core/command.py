@@ -14,7 +14,14 @@ import typer
 
 from versatil_core import command_report
 from versatil_core.__about__ import __version__
-from versatil_core.command_options import AsJson, BackendName, OtherBackend, Verbose
+from versatil_core.command_options import (
+    AsJson,
+    BackendName,
+    Exclude,
+    OtherBackend,
+    RequireInt8,
+    Verbose,
+)
 
 if TYPE_CHECKING:
     from versatil_core.audit import Audit
@@ -236,16 +243,8 @@ def inspect(
             "the one that suits this CPU. A package has but one."
         ),
     ] = None,
-    require_int8: Annotated[
-        bool,
-        typer.Option("--require-int8", help="Exit with 1 if a layer stays float."),
-    ] = False,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH", help="A module that may stay float, with all in it. Repeatable."
-        ),
-    ] = None,
+    require_int8: RequireInt8 = False,
+    exclude: Exclude = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:

@@ -22,3 +22,10 @@ OtherBackend = Annotated[
         "this CPU.",
     ),
 ]
+RequireInt8 = Annotated[
+    bool, typer.Option("--require-int8", help="Exit with 1 if a layer stays float.")
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATH", help="A module that may stay float, with all in it. Repeatable."),
+]

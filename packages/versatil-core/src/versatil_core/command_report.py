@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from versatil_core.command_options import AsJson, OtherBackend, Verbose
+from versatil_core.command_options import AsJson, Exclude, OtherBackend, RequireInt8, Verbose
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,15 +85,8 @@ def report(
     backend: OtherBackend = None,
     min_speedup: MinSpeedup = None,
     min_sqnr: MinSQNR = None,
-    require_int8: Annotated[
-        bool, typer.Option("--require-int8", help="Exit with 1 if a layer stays float.")
-    ] = False,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH", help="A module that may stay float, with all in it. Repeatable."
-        ),
-    ] = None,
+    require_int8: RequireInt8 = False,
+    exclude: Exclude = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:

@@ -88,7 +88,7 @@ def export(
     inputs = model_inputs(example_inputs)
     check_devices(model, inputs, supported_device_types)
     inputs = _widened(model, inputs, dynamic_shapes)
-    private = _private_copy(model)
+    private = private_copy(model)
     try:
         with torch.no_grad():
             program = torch.export.export(
@@ -164,7 +164,12 @@ def _size(size: int | torch.SymInt) -> int | DynamicSize:
     )
 
 
-def _private_copy(model: torch.nn.Module) -> torch.nn.Module:
+def private_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """Copy a model, in eval mode.
+
+    Raises:
+        ExportError: It cannot be copied.
+    """
     try:
         # Exported graphs share parameters with their model, and running them for calibration
         # also writes to buffers that forward() updates.

@@ -1,6 +1,5 @@
 """Measures what quantizing did to a model: kernels, accuracy, speed and size, with a verdict."""
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +10,8 @@ from torch.fx import GraphModule
 
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.batch_check import BatchError, checked_call
-from versatil_core.errors import InputError, ReportError
-from versatil_core.export import ModelInputs, input_specs
+from versatil_core.errors import InputError
+from versatil_core.export import ModelInputs, input_specs, private_copy
 from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.lower import check_host
 from versatil_core.model_accuracy import Metric, check_alike, check_metric
@@ -85,6 +84,7 @@ def report(
     Raises:
         InputError: A batch does not fit the reference, or there is none, or a batch size doesn't fit.
         ReportError: The float model or the metric fails, or it is not the model that was quantized.
+        ExportError: The float model can't be copied, or not captured with these inputs.
         UnsupportedHostError: This machine does not have the backend's kernels.
         ReportStoppedError: Ctrl-C, a ``KeyboardInterrupt`` with the partial report.
         ValueError: ``threads``, ``batch_sizes``, ``rounds`` or ``parts`` are none.
@@ -123,7 +123,7 @@ def measure_report(
     check_versions()
     check_host(backend)
     calls = report_calls(reference, data)
-    own_model = _private_copy(float_model)
+    own_model = private_copy(float_model)
     state = KeptBuffers(own_model, reference)
     work = ReportWork(own_model, reference, backend, calls, request, progress, state)
     try:
@@ -185,17 +185,6 @@ def report_calls(reference: GraphModule, data: Iterable[Any]) -> tuple[ModelInpu
     if not calls:
         raise InputError("data has no batches: a generator that has been read is empty")
     return tuple(calls)
-
-
-def _private_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy in eval mode, which a metric and the model itself may change."""
-    try:
-        return copy.deepcopy(model).eval()
-    except Exception as error:
-        raise ReportError(
-            f"{type(model).__name__} cannot be copied, and it is never changed itself: {type(error).__name__}: "
-            f"{error}"
-        ) from error
 
 
 def _judged(found: Report) -> Report:
