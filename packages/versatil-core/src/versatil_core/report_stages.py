@@ -24,7 +24,7 @@ from versatil_core.kernel_trace import ModelTrace, TraceError, trace_model
 from versatil_core.layer_accuracy import GraphErrors, graph_errors
 from versatil_core.layer_kernels import kernels_of_layers, problems_of
 from versatil_core.layer_report import KernelRun, LayerAccuracy, LayerReport
-from versatil_core.lower import lower, lowered_copy
+from versatil_core.lower import lower, lowered_copy, lowering_record
 from versatil_core.model_accuracy import measure_metric, output_errors, run_on
 from versatil_core.number_text import counted
 from versatil_core.progress import StageProgress
@@ -165,11 +165,10 @@ def accuracy_stage(work: ReportWork, found: Report) -> Iterator[Report]:
             models = {"float": work.float_model, "int8": int8_model}
             metrics = measure_metric(work.request.metric, models)
             work.state.restore()
-    _, record = lowered_copy(work.reference, work.backend.lowering_rules)
     if outputs.has_floats and outputs.reference_to_float.db < UNRELATED_DB:
         found = _with_note(found, UNRELATED)
     exact_ops = {op.node: op for op in exactness.ops}
-    lowered_ops = {op.node: op for op in record.lowered}
+    lowered_ops = {op.node: op for op in lowering_record(lowered).lowered}
     yield replace(
         found,
         layers=tuple(
