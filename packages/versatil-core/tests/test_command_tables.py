@@ -12,10 +12,11 @@ from versatil_core.command_tables import (
     demo_report,
     doctor_report,
 )
-from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
+from versatil_core.demo_result import DeclinedLayer, DemoResult
 from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import BackendHealth, Diagnosis, Finding, Int8Plan
 from versatil_core.host import Host
+from versatil_core.latency import Timing
 
 HOST = Host("Some CPU", "x86_64", 2, ("avx2",))
 RESULT = DemoResult(
@@ -28,8 +29,8 @@ RESULT = DemoResult(
     sqnr_reference=70.0,
     exact_ops=9,
     ops=10,
-    float_latency=Latency(0.1234, 0.12, 0.13),
-    int8_latency=Latency(0.004, 0.0039, 0.0041),
+    float_latency=Timing(0.1234, 0.12, 0.13),
+    int8_latency=Timing(0.004, 0.0039, 0.0041),
     speedup=2.0,
     rounds=40,
     batch=((64, 1, 16, 16),),
@@ -122,7 +123,7 @@ def test_slower_int8_is_called_slower() -> None:
 
 def test_a_busy_machine_is_named() -> None:
     assert UNSTEADY not in shown(demo_report(RESULT))
-    unsteady = dataclasses.replace(RESULT, int8_latency=Latency(0.004, 0.0035, 0.0046))
+    unsteady = dataclasses.replace(RESULT, int8_latency=Timing(0.004, 0.0035, 0.0046))
     assert UNSTEADY in shown(demo_report(unsteady), 120)
 
 

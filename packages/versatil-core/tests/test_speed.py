@@ -10,8 +10,8 @@ from torch import nn
 from versatil_core import InputError, quantize
 from versatil_core.export import ModelInputs
 from versatil_core.latency import Judgement, LatencyComparison, LatencySummary
+from versatil_core.recorded_values import own_inputs
 from versatil_core.speed import (
-    own_inputs,
     sample_count,
     speed_point,
     torch_threads,

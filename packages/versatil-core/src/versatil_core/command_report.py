@@ -106,10 +106,8 @@ def report(
         "parts": ("kernels", "accuracy", "speed"),
         "data": data,
         "metric": metric,
-        "threads": _numbers(threads, "--threads"),
-        "batch_sizes": _numbers(batch, "--batch"),
-        "rounds": rounds,
         "backend": backend,
+        **_configurations(threads, batch, rounds),
     }
     _run(model, float_source, job, gates, output, is_json=as_json, is_verbose=verbose)
 
@@ -132,10 +130,8 @@ def bench(
     job = {
         "parts": ("speed",),
         "data": data,
-        "threads": _numbers(threads, "--threads"),
-        "batch_sizes": _numbers(batch, "--batch"),
-        "rounds": rounds,
         "backend": backend,
+        **_configurations(threads, batch, rounds),
     }
     gates = {"min_speedup": min_speedup}
     _run(model, float_source, job, gates, output, is_json=as_json, is_verbose=verbose)
@@ -244,6 +240,14 @@ def _checked_outputs(paths: Iterable[Path]) -> tuple[Path, ...]:
                 f"{path} cannot be written: {error}", param_hint="--output"
             ) from error
     return tuple(paths)
+
+
+def _configurations(threads: str, batch: str, rounds: int) -> dict[str, Any]:
+    return {
+        "threads": _numbers(threads, "--threads"),
+        "batch_sizes": _numbers(batch, "--batch"),
+        "rounds": rounds,
+    }
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
+from versatil_core.demo_result import DeclinedLayer, DemoResult
 from versatil_core.discovery import BackendEntry
 from versatil_core.doctor import Diagnosis, Int8Plan
 from versatil_core.host import Host
-from versatil_core.latency import is_unsteady
+from versatil_core.latency import Timing, is_unsteady
 from versatil_core.number_text import counted, faster, file_size, three_digits
 
 __all__ = ["backends_table", "demo_report", "doctor_report", "print_result"]
@@ -137,15 +137,15 @@ def _demo_rows(result: DemoResult) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _milliseconds(latency: Latency) -> str:
+def _milliseconds(latency: Timing) -> str:
     return f"{three_digits(latency.median * 1e3)} ms"
 
 
-def _spread(latency: Latency) -> str:
+def _spread(latency: Timing) -> str:
     return f"{three_digits(latency.low * 1e3)} to {three_digits(latency.high * 1e3)}"
 
 
-def _is_unsteady(latency: Latency) -> bool:
+def _is_unsteady(latency: Timing) -> bool:
     return is_unsteady(latency.median, latency.low, latency.high)
 
 

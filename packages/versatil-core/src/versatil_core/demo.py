@@ -13,10 +13,11 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.compile import compile as compile_int8
 from versatil_core.demo_digits import digits_subject
 from versatil_core.demo_minilm import minilm_subject
-from versatil_core.demo_result import DeclinedLayer, DemoResult, Latency
+from versatil_core.demo_result import DeclinedLayer, DemoResult
 from versatil_core.demo_subject import Subject
 from versatil_core.exactness import check_exactness
 from versatil_core.export import ModelInputs
+from versatil_core.float_program import save_float_program
 from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved, timed
 from versatil_core.lower import lower
@@ -81,8 +82,8 @@ def run_demo(name: str, backend: BasePT2EBackend, progress: StageProgress) -> De
         sqnr_reference=None if sqnr_reference == float("inf") else sqnr_reference,
         exact_ops=len(exactness.ops) - len(exactness.disagreements),
         ops=len(exactness.ops),
-        float_latency=_summary(latency, "float"),
-        int8_latency=_summary(latency, "int8"),
+        float_latency=latency.by_name["float"].timing,
+        int8_latency=latency.by_name["int8"].timing,
         speedup=latency.ratio("float", "int8"),
         rounds=ROUNDS,
         batch=tuple(tuple(tensor.shape) for tensor in example),
@@ -123,20 +124,11 @@ def _latency(
         return measure_interleaved(candidates, rounds=ROUNDS, on_round=advance)
 
 
-def _summary(latency: LatencyComparison, name: str) -> Latency:
-    summary = latency.by_name[name]
-    low, high = summary.quartiles
-    return Latency(summary.median, low, high)
-
-
 def _sizes(subject: Subject, reference: torch.fx.GraphModule) -> tuple[int, int]:
     """Return the bytes that the float program and the reference take, in the same format."""
     with tempfile.TemporaryDirectory() as folder:
         float_path, int8_path = Path(folder) / "float.pt2", Path(folder) / "int8.pt2"
-        with torch.no_grad():
-            program = torch.export.export(subject.model, subject.held_out[0])
-        program.example_inputs = None  # data, not part of the model's size
-        torch.export.save(program, float_path)
+        save_float_program(subject.model, ModelInputs(subject.held_out[0], {}), float_path)
         save(reference, int8_path)
         return float_path.stat().st_size, int8_path.stat().st_size
 

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from versatil_core.host import Host
+from versatil_core.latency import Timing
 
-__all__ = ["DeclinedLayer", "DemoResult", "Latency"]
+__all__ = ["DeclinedLayer", "DemoResult"]
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,6 @@ class DeclinedLayer:
     module_path: str
     op: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Seconds per call: the median, and the range that holds the middle half."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -65,8 +57,8 @@ class DemoResult:
     sqnr_reference: float | None
     exact_ops: int
     ops: int
-    float_latency: Latency
-    int8_latency: Latency
+    float_latency: Timing
+    int8_latency: Timing
     speedup: float
     rounds: int
     batch: tuple[tuple[int, ...], ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jinja2
 
-from versatil_core.latency import Judgement
+from versatil_core.latency import Judgement, Timing
 from versatil_core.layer_report import ActivationRange, KernelRun, LayerReport
 from versatil_core.number_text import (
     counted,
@@ -28,7 +28,7 @@ from versatil_core.report_charts import (
     time_chart,
 )
 from versatil_core.report_gates import deciding_point
-from versatil_core.report_result import Report, Size, Timing, VerdictCode
+from versatil_core.report_result import Report, Size, VerdictCode
 from versatil_core.report_tables import (
     JUDGEMENTS,
     LOW_USE,

@@ -22,6 +22,7 @@ __all__ = [
     "Judgement",
     "LatencyComparison",
     "LatencySummary",
+    "Timing",
     "is_unsteady",
     "judge",
     "measure_interleaved",
@@ -51,6 +52,15 @@ class Judgement(StrEnum):
 
 
 @dataclass(frozen=True)
+class Timing:
+    """A median, and the range that holds the middle half: of seconds per call, or of ratios."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class LatencySummary:
     """One candidate's samples, in seconds per call, in the order of the rounds."""
 
@@ -65,6 +75,11 @@ class LatencySummary:
     def quartiles(self) -> tuple[float, float]:
         """The range that holds the middle half of the samples, in seconds per call."""
         return _quartiles(self.samples)
+
+    @property
+    def timing(self) -> Timing:
+        """Both."""
+        return Timing(self.median, *self.quartiles)
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,12 @@ class LatencyComparison:
     def ratio_quartiles(self, numerator: str, denominator: str) -> tuple[float, float]:
         """The range that holds the middle half of the rounds' ratios."""
         return _quartiles(self.ratios(numerator, denominator))
+
+    def ratio_timing(self, numerator: str, denominator: str) -> Timing:
+        """Both."""
+        return Timing(
+            self.ratio(numerator, denominator), *self.ratio_quartiles(numerator, denominator)
+        )
 
 
 def measure_interleaved(

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from versatil_core._torch_compat import tree_leaves, unflatten_like
+from versatil_core._torch_compat import tree_leaves
 from versatil_core.errors import ReportError
 from versatil_core.export import ModelInputs
-from versatil_core.recorded_values import copies_of
+from versatil_core.number_text import shape_text
+from versatil_core.recorded_values import own_inputs
 from versatil_core.report_result import MetricResult
 from versatil_core.signal_to_noise import Energies, float_tensors, tree_energies
 
@@ -106,8 +107,8 @@ def output_errors(
 
 def run_on(model: Model, call: ModelInputs) -> Any:
     """Run a model on copies of the inputs, to which it may write."""
-    args, kwargs = unflatten_like(copies_of(call.leaves), call.args, call.kwargs)
-    return model(*args, **kwargs)
+    own = own_inputs(call)
+    return model(*own.args, **own.kwargs)
 
 
 def check_alike(float_model: Model, reference: Model, call: ModelInputs) -> None:
@@ -198,4 +199,4 @@ def _integers(outputs: Any) -> list[torch.Tensor]:
 
 
 def _shape_text(shapes: Sequence[tuple[int, ...]]) -> str:
-    return ", ".join("x".join(map(str, shape)) or "a scalar" for shape in shapes) or "no tensor"
+    return ", ".join(shape_text(shape) or "a scalar" for shape in shapes) or "no tensor"

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from versatil_core._torch_compat import unflatten_like
+from versatil_core.export import ModelInputs
+
 
 class ValueRecorder(Interpreter):
     """Runs a graph and keeps the value of every node, as it was when the node ran."""
@@ -27,6 +30,11 @@ def shares_memory(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns
     )
+
+
+def own_inputs(call: ModelInputs) -> ModelInputs:
+    """Copy the inputs of a call, since a model may write to them."""
+    return ModelInputs(*unflatten_like(copies_of(call.leaves), call.args, call.kwargs))
 
 
 def copies_of(inputs: Sequence[Any]) -> list[Any]:

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from versatil_core.latency import Timing
 from versatil_core.layer_report import ActivationRange, LayerReport
-from versatil_core.report_result import SpeedPoint, Timing
+from versatil_core.report_result import SpeedPoint
 
 __all__ = [
     "EQUAL_Y",

@@ -16,7 +16,7 @@ from versatil_core.exactness_report import (
     MIN_FLOAT_DB,
 )
 from versatil_core.host import Host
-from versatil_core.latency import Judgement
+from versatil_core.latency import Judgement, Timing
 from versatil_core.layer_report import ActivationRange, LayerReport
 
 __all__ = [
@@ -148,15 +148,6 @@ class Accuracy:
         else:
             is_near = self.loss_db <= MAX_END_TO_END_LOSS_DB
         return self.exact_ops == self.ops and self.are_inputs_untouched and is_near
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A median, and the range that holds the middle half: of seconds per call, or of ratios."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from versatil_core.compile import compile as compile_int8
 from versatil_core.discovery import installed_backends
 from versatil_core.environment_report import environment_of
 from versatil_core.exactness import check_exactness
-from versatil_core.exactness_report import OpExactness
-from versatil_core.export import ModelInputs, tracing
+from versatil_core.exactness_report import ExactnessReport, OpExactness
+from versatil_core.export import ModelInputs
+from versatil_core.float_program import save_float_program
 from versatil_core.int8_islands import joined_layers
 from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.kernel_trace import ModelTrace, TraceError, trace_model
@@ -25,7 +26,7 @@ from versatil_core.layer_accuracy import GraphErrors, graph_errors
 from versatil_core.layer_kernels import kernels_of_layers, problems_of
 from versatil_core.layer_report import KernelRun, LayerAccuracy, LayerReport
 from versatil_core.lower import lower, lowered_copy, lowering_record
-from versatil_core.model_accuracy import measure_metric, output_errors, run_on
+from versatil_core.model_accuracy import OutputErrors, measure_metric, output_errors, run_on
 from versatil_core.number_text import counted
 from versatil_core.progress import StageProgress
 from versatil_core.recorded_values import ValueRecorder, copies_of
@@ -176,22 +177,34 @@ def accuracy_stage(work: ReportWork, found: Report) -> Iterator[Report]:
             for layer in found.layers
         ),
         ranges=errors.ranges,
-        accuracy=Accuracy(
-            batches=len(calls),
-            samples=sum(sample_count(work.reference, call) for call in calls),
-            layer_batches=len(looked_at),
-            sqnr_db=outputs.int8_to_float.db if outputs.has_floats else None,
-            reference_sqnr_db=outputs.reference_to_float.db if outputs.has_floats else None,
-            kernels_sqnr_db=outputs.int8_to_reference.db if outputs.has_floats else None,
-            cosine=outputs.cosine if outputs.has_floats else None,
-            max_error=outputs.max_error,
-            equal_share=outputs.equal_share,
-            exact_ops=len(exactness.ops) - len(exactness.disagreements),
-            ops=len(exactness.ops),
-            are_inputs_untouched=exactness.are_inputs_untouched,
-            metrics=metrics,
-        ),
+        accuracy=_whole_accuracy(work, outputs, exactness, metrics),
     )
+
+
+def _whole_accuracy(
+    work: ReportWork,
+    outputs: OutputErrors,
+    exactness: ExactnessReport,
+    metrics: tuple[MetricResult, ...],
+) -> Accuracy:
+    found = Accuracy(
+        batches=len(work.calls),
+        samples=sum(sample_count(work.reference, call) for call in work.calls),
+        layer_batches=min(len(work.calls), LAYER_BATCHES),
+        sqnr_db=outputs.int8_to_float.db,
+        reference_sqnr_db=outputs.reference_to_float.db,
+        kernels_sqnr_db=outputs.int8_to_reference.db,
+        cosine=outputs.cosine,
+        max_error=outputs.max_error,
+        equal_share=outputs.equal_share,
+        exact_ops=len(exactness.ops) - len(exactness.disagreements),
+        ops=len(exactness.ops),
+        are_inputs_untouched=exactness.are_inputs_untouched,
+        metrics=metrics,
+    )
+    if outputs.has_floats:
+        return found
+    return replace(found, sqnr_db=None, reference_sqnr_db=None, kernels_sqnr_db=None, cosine=None)
 
 
 def _layer_accuracy(
@@ -284,17 +297,13 @@ def _with_note(found: Report, note: str) -> Report:
 
 
 def _written_sizes(work: ReportWork, folder: Path) -> Size:
-    call = work.first_call
     try:
-        with torch.no_grad(), tracing:
-            program = torch.export.export(work.float_model, call.args, dict(call.kwargs))
+        save_float_program(work.float_model, work.first_call, folder / "float.pt2")
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
         raise TraceError(
             f"torch.export refuses the float model: {type(error).__name__}: {lines[0]}"
         ) from error
-    program.example_inputs = None  # data, no part of the model
-    torch.export.save(program, folder / "float.pt2")
     save(work.reference, folder / "int8.pt2")
     return Size(
         float_file=(folder / "float.pt2").stat().st_size,

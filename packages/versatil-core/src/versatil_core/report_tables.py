@@ -8,7 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from versatil_core.latency import Judgement, is_unsteady
+from versatil_core.command_tables import host_line
+from versatil_core.latency import Judgement, Timing, is_unsteady
 from versatil_core.layer_report import ActivationRange, KernelRun, LayerReport
 from versatil_core.number_text import (
     counted,
@@ -16,6 +17,7 @@ from versatil_core.number_text import (
     duration,
     file_size,
     percent,
+    shape_text,
     three_digits,
 )
 from versatil_core.report_gates import MUCH_SMALLER
@@ -27,7 +29,6 @@ from versatil_core.report_result import (
     Report,
     Size,
     SpeedPoint,
-    Timing,
     VerdictCode,
 )
 
@@ -238,8 +239,8 @@ def _shown_kernels(layers: list[LayerReport]) -> list[LayerReport]:
 
 
 def _computes(layer: LayerReport) -> str:
-    shapes = "x".join(map(str, layer.input_shape))
-    what = f"{' + '.join((layer.op, *layer.post_ops))} -> {layer.output_dtype}, {shapes}"
+    shape = shape_text(layer.input_shape)
+    what = f"{' + '.join((layer.op, *layer.post_ops))} -> {layer.output_dtype}, {shape}"
     return f"{what}; may saturate" if layer.may_saturate else what
 
 
@@ -293,7 +294,7 @@ def _environment_lines(environment: Environment) -> str:
     options = ", ".join(f"{name}={value!r}" for name, value in environment.options.items())
     versions = ", ".join(f"{name} {value}" for name, value in environment.versions.items())
     return (
-        f"{host.cpu}, {counted(host.cores, 'core')}, {host.machine} ({', '.join(host.features)}); "
+        f"{host_line(host)} ({', '.join(host.features)}); "
         f"{counted(environment.threads, 'thread')}.\n{versions}.\n"
         f"{environment.backend}({options}), calibrated with "
         f"{counted(environment.calibration_batches, 'batch')}. "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from versatil_core._torch_compat import patch_inductor_config, unflatten_for_call, unflatten_like
+from versatil_core._torch_compat import patch_inductor_config, unflatten_for_call
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.compile import own_code
 from versatil_core.errors import InputError
@@ -20,9 +20,9 @@ from versatil_core.latency import (
     median_interval,
     timed,
 )
-from versatil_core.recorded_values import copies_of
+from versatil_core.recorded_values import own_inputs
 from versatil_core.reference_info import DynamicSize, InputSpec
-from versatil_core.report_result import SpeedPoint, Timing
+from versatil_core.report_result import SpeedPoint
 
 FLOAT_EAGER, FLOAT_COMPILED, INT8 = "float eager", "float compiled", "int8"
 
@@ -98,11 +98,6 @@ def _calling(model: Callable[..., Any], call: ModelInputs) -> Callable[[], Any]:
     return lambda: model(*own.args, **own.kwargs)
 
 
-def own_inputs(call: ModelInputs) -> ModelInputs:
-    """Copy inputs, since a model may write to them."""
-    return ModelInputs(*unflatten_like(copies_of(call.leaves), call.args, call.kwargs))
-
-
 def speed_point(
     latency: LatencyComparison,
     threads: int,
@@ -116,11 +111,11 @@ def speed_point(
         batch=batch,
         input_shapes=tuple(input_shapes),
         rounds=len(ratios),
-        float_eager=_timing(latency, FLOAT_EAGER),
-        float_compiled=_timing(latency, FLOAT_COMPILED),
-        int8=_timing(latency, INT8),
-        speedup=_ratio_timing(latency, FLOAT_COMPILED),
-        speedup_eager=_ratio_timing(latency, FLOAT_EAGER),
+        float_eager=latency.by_name[FLOAT_EAGER].timing,
+        float_compiled=latency.by_name[FLOAT_COMPILED].timing,
+        int8=latency.by_name[INT8].timing,
+        speedup=latency.ratio_timing(FLOAT_COMPILED, INT8),
+        speedup_eager=latency.ratio_timing(FLOAT_EAGER, INT8),
         speedup_interval=median_interval(ratios),
         judgement=judge(ratios),
     )
@@ -188,12 +183,3 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _timing(latency: LatencyComparison, name: str) -> Timing:
-    summary = latency.by_name[name]
-    return Timing(summary.median, *summary.quartiles)
-
-
-def _ratio_timing(latency: LatencyComparison, numerator: str) -> Timing:
-    return Timing(latency.ratio(numerator, INT8), *latency.ratio_quartiles(numerator, INT8))
