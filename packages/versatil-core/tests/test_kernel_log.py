@@ -72,6 +72,27 @@ def test_mkl() -> None:
     assert not only(MKL).is_int8
 
 
+def test_a_batch_of_mkl_tells_no_sizes() -> None:
+    line = (
+        "MKL_VERBOSE SGEMM_BATCH(N,N,0x7fffc105ab38,0x7fffc105ab34,0x7fffc105ab30,0x7fffc105ab2c,"
+        "0x5565223c8240,0x7fffc105ab3c) 1.47ms CNR:OFF Dyn:1 FastMM:1 TID:0  NThr:2"
+    )
+    kernel = only(line)
+
+    assert (kernel.library, kernel.primitive, kernel.problem) == ("mkl", "SGEMM_BATCH", None)
+    assert kernel.seconds == pytest.approx(1.47e-3)
+
+
+@pytest.mark.parametrize("line", [CONVOLUTION, MATMUL])
+def test_lines_with_the_time_of_day(line: str) -> None:
+    """ONEDNN_VERBOSE_TIMESTAMP=1 in the environment puts it before what kind of line it is."""
+    timed = line.replace("v1,primitive", "v1,1796125581007.968994,primitive")
+
+    assert timed != line
+    assert only(timed) == only(line)
+    assert only(OLD_MATMUL.replace("verbose,", "verbose,1796125581007.968994,")) == only(OLD_MATMUL)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("1.5ms", 1.5e-3), ("2s", 2.0), ("3ns", 3e-9)])
 def test_units_of_mkl(text: str, seconds: float) -> None:
     assert only(MKL.replace("34.58us", text)).seconds == pytest.approx(seconds)
@@ -85,6 +106,8 @@ def test_units_of_mkl(text: str, seconds: float) -> None:
         ("convolution", "g8mb4_ic8oc8_ih8oh8kh3_iw8ow7kw3", ("conv", (4, 8, 8, 8, 7))),
         ("convolution", "mb4_ic8oc8_iw8ow8kw3", ("conv", (4, 8, 8, 8))),
         ("convolution", "mb4_ic8oc8_id4od2_ih8oh1_iw8ow8", ("conv", (4, 8, 8, 2, 8))),
+        ("deconvolution", "g2mb2_ic16oc8_ih5oh9kh3_iw5ow7kw3", ("deconv", (2, 16, 8, 9, 7))),
+        ("deconvolution", "mb2_ic6oc4_ih1oh1kh1_iw9ow19kw3", ("deconv", (2, 6, 4, 19))),
         ("reorder", "4x512", None),
         ("matmul", "nonsense", None),
         ("matmul", "4:4", None),

@@ -48,6 +48,24 @@ def test_call_memory() -> None:
     assert process_bytes >= call_bytes
 
 
+def test_memory_that_earlier_calls_freed_counts() -> None:
+    """Small blocks stay in glibc's heap when they are freed, so that a second call takes no new ones."""
+    block, blocks = 60_000, 1_000
+
+    def call() -> None:
+        kept = [bytearray(os.urandom(1)) * block for _ in range(blocks)]
+        # What is allocated last keeps the heap from shrinking by itself.
+        held.append(bytearray(block))
+        del kept
+
+    held: list[bytearray] = []
+    call()
+    call_bytes = call_memory(call)["call_bytes"]
+
+    assert call_bytes is not None
+    assert call_bytes > block * blocks // 2
+
+
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError

@@ -26,6 +26,7 @@ def kernel(problem: Problem, name: str, *, int8: bool = True, seconds: float = 1
 LINEAR = layer("linear", (2, 3, 8), (4, 8), (2, 3, 4))
 GEMM: Problem = ("gemm", (1, 6, 8, 4))
 CONV = layer("conv2d", (2, 1, 8, 8), (16, 1, 3, 3), (2, 16, 6, 6))
+UPSAMPLED = layer("conv_transpose2d", (2, 16, 5, 4), (16, 4, 3, 3), (2, 8, 9, 7), is_int8=False)
 CONV_PROBLEM: Problem = ("conv", (2, 1, 16, 6, 6))
 
 
@@ -42,6 +43,9 @@ def names(
         (LINEAR, [GEMM]),
         (layer("matmul", (2, 3, 4, 5), (2, 3, 5, 6), (2, 3, 4, 6)), [("gemm", (6, 4, 5, 6))]),
         (layer("matmul", (2, 4, 5), (5, 6), (2, 4, 6)), [("gemm", (1, 8, 5, 6))]),
+        (layer("addmm", (4, 5), (5, 6), (4, 6)), [("gemm", (1, 4, 5, 6))]),
+        (layer("baddbmm", (2, 4, 5), (2, 5, 6), (2, 4, 6)), [("gemm", (2, 4, 5, 6))]),
+        (UPSAMPLED, [("deconv", (2, 16, 8, 9, 7))]),
         (CONV, [CONV_PROBLEM, ("gemm", (1, 72, 9, 16))]),
         (layer("conv1d", (2, 4, 9), (8, 4, 3), (2, 8, 7)), [("conv", (2, 4, 8, 7))]),
         (layer("conv2d", (2, 4, 1, 9), (8, 4, 1, 3), (2, 8, 1, 7)), [("conv", (2, 4, 8, 7))]),
@@ -87,6 +91,28 @@ def test_convolutions_that_are_made_with_other_sizes() -> None:
     assert names([CONV], kernel(other, "grey"), kernel(other, "more")) == [None]
     # Nor does a linear take it.
     assert names([LINEAR], kernel(other, "grey")) == [None]
+
+
+def test_batches_of_products_are_matched_in_order() -> None:
+    """MKL doesn't log their sizes."""
+    scores = layer("matmul", (2, 3, 4, 5), (2, 3, 5, 6), (2, 3, 4, 6), is_int8=False)
+    mixed = replace(scores, weight_shape=(2, 3, 5, 7), output_shape=(2, 3, 4, 7))
+    batches = [
+        LoggedKernel("mkl", "SGEMM_BATCH", name, "f32:f32:f32", None, 1.0) for name in ("a", "b")
+    ]
+
+    assert names([scores, LINEAR, mixed], *batches, kernel(GEMM, "g")) == ["a", "g", "b"]
+    # With one less nobody knows which it is.
+    assert names([scores, LINEAR, mixed], batches[0], kernel(GEMM, "g")) == [None, "g", None]
+
+
+def test_an_upsampling_takes_no_convolution() -> None:
+    same: Problem = ("conv", (2, 16, 8, 9, 7))
+
+    assert names([UPSAMPLED], kernel(same, "convolution", int8=False)) == [None]
+    assert names([UPSAMPLED], kernel(("deconv", same[1]), "deconvolution", int8=False)) == [
+        "deconvolution"
+    ]
 
 
 def test_the_fastest_run_counts() -> None:

@@ -12,21 +12,24 @@ from dataclasses import dataclass
 MARKER = "versatil_run"
 """The line that a traced process puts between two runs."""
 _ONEDNN = re.compile(
-    r"onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,\w+,"
+    # ONEDNN_VERBOSE_TIMESTAMP puts a time before what kind of line it is.
+    r"onednn_verbose,(?:v\d+,)?(?:[0-9.]+,)?(?:primitive,)?exec,\w+,"
     r"(?P<primitive>\w+),(?P<implementation>[^,]+),[^,]*,(?P<memory>[^,]*),"
     r"[^,]*,[^,]*,(?P<problem>[^,]*),(?P<time>[0-9.e+-]+)"
 )
 _DTYPE = re.compile(r"\b(src|wei|dst)(?:_\w+)?[:_](u8|s8|s32|f32|bf16|f16|f64)\b")
 _MKL = re.compile(
-    r"MKL_VERBOSE (?P<name>(?P<type>[SD])GEMM\w*)\((?P<layout>\w,\w),"
-    r"(?P<m>\d+),(?P<n>\d+),(?P<k>\d+),.*?\) (?P<time>[0-9.]+)(?P<unit>ns|us|ms|s)\b"
+    r"MKL_VERBOSE (?P<name>(?P<type>[SD])GEMM\w*)\(\w,\w,"
+    r"(?:(?P<m>\d+),(?P<n>\d+),(?P<k>\d+),)?.*?\) (?P<time>[0-9.]+)(?P<unit>ns|us|ms|s)\b"
 )
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_CONVOLUTIONS = {"convolution": "conv", "deconvolution": "deconv"}
 _SIZES = re.compile(r"([a-z]+)(\d+)")
 
 Problem = tuple[str, tuple[int, ...]]
 """``("gemm", (batch, rows, inner, columns))``, or ``("conv", (batch, input channels, output
-channels, *output sizes that are not 1))``: what a kernel and a layer can be compared by."""
+channels, *output sizes that are not 1))`` or ``"deconv"`` likewise: what a kernel and a layer can be
+compared by."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class LoggedKernel:
         primitive: Such as ``"matmul"``, ``"convolution"``, ``"reorder"`` or ``"SGEMM"``.
         implementation: Such as ``"brg_matmul:avx512_core_vnni"``.
         dtypes: Of source, weights and result, such as ``"u8:s8:f32"``.
-        problem: What it computed; None if it is neither a product nor a convolution.
+        problem: What it computed; None if it is neither a product nor a convolution, and for
+            MKL's batches of products, of which it logs no size.
         seconds: How long it took.
     """
 
@@ -78,16 +82,21 @@ def read_log(lines: Iterable[str]) -> Iterator[LoggedKernel]:
             )
         elif (match := _MKL.search(line)) is not None:
             dtype = "f32" if match["type"] == "S" else "f64"
-            # MKL is told of columns: the transpose of what torch multiplies.
-            columns, rows, inner = int(match["m"]), int(match["n"]), int(match["k"])
             yield LoggedKernel(
                 library="mkl",
                 primitive=match["name"],
                 implementation=match["name"].lower(),
                 dtypes=f"{dtype}:{dtype}:{dtype}",
-                problem=("gemm", (1, rows, inner, columns)),
+                problem=_mkl_problem(match),
                 seconds=float(match["time"]) * _UNITS[match["unit"]],
             )
+
+
+def _mkl_problem(match: re.Match[str]) -> Problem | None:
+    """MKL is told of columns: the transpose of what torch multiplies. A batch is told by addresses."""
+    if match["m"] is None or match["name"].endswith("BATCH"):
+        return None
+    return "gemm", (1, int(match["n"]), int(match["k"]), int(match["m"]))
 
 
 def _problem(primitive: str, text: str) -> Problem | None:
@@ -97,9 +106,9 @@ def _problem(primitive: str, text: str) -> Problem | None:
     if primitive == "inner_product" and {"mb", "ic", "oc"} <= sizes.keys():
         inner = math.prod(sizes.get(name, 1) for name in ("ic", "id", "ih", "iw"))
         return "gemm", (1, sizes["mb"], inner, sizes["oc"])
-    if primitive == "convolution" and {"mb", "ic", "oc"} <= sizes.keys():
+    if primitive in _CONVOLUTIONS and {"mb", "ic", "oc"} <= sizes.keys():
         spatial = [sizes[name] for name in ("od", "oh", "ow") if sizes.get(name, 1) != 1]
-        return "conv", (sizes["mb"], sizes["ic"], sizes["oc"], *spatial)
+        return _CONVOLUTIONS[primitive], (sizes["mb"], sizes["ic"], sizes["oc"], *spatial)
     return None
 
 

@@ -3,12 +3,20 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 
 from versatil_core.kernel_log import LoggedKernel, Problem
 from versatil_core.layer_report import KernelRun, LayerReport
 
 _CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
-_PRODUCTS = {"matmul", "bmm", "mm"}
+_TRANSPOSED = {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+_PRODUCTS = {"matmul", "bmm", "mm", "addmm", "baddbmm"}
+# Kinds of kernels whose sizes may not be those of the layer, or that are logged without sizes.
+_BY_ORDER = (
+    (_CONVOLUTIONS, {"convolution"}),
+    (_TRANSPOSED, {"deconvolution"}),
+    (_PRODUCTS, {"SGEMM_BATCH", "DGEMM_BATCH"}),
+)
 
 
 def kernels_of_layers(
@@ -18,8 +26,8 @@ def kernels_of_layers(
 
     In running order, each layer takes the first kernel that computes its problem and is not taken
     yet. Some int8 convolutions are made with more channels or other sizes than the layer has, so
-    that oneDNN gets them right: what is left of convolutions is matched in order if it is as many
-    kernels as layers.
+    that oneDNN gets them right, and MKL doesn't log the sizes of batched products: what is left of
+    either is matched in order if it is as many kernels as layers.
 
     Args:
         layers: Of the model, in running order.
@@ -45,6 +53,9 @@ def problems_of(layer: LayerReport) -> tuple[Problem, ...]:
             ("gemm", (batch, rows, source[-1], columns)),
             ("gemm", (1, batch * rows, source[-1], columns)),
         )
+    if layer.op in _TRANSPOSED and len(result) > 2 and len(source) > 1:
+        batch, channels, *sizes = result
+        return (("deconv", (batch, source[1], channels, *(size for size in sizes if size != 1))),)
     if layer.op in _CONVOLUTIONS and len(result) > 2 and len(weight) > 2:
         batch, channels, *sizes = result
         spatial = [size for size in sizes if size != 1]
@@ -84,19 +95,19 @@ def _match_what_is_left(
     is_float: bool,
 ) -> None:
     taken = {id(kernel) for kernel in found}
-    for is_int8 in (True, False):
+    for (ops, primitives), is_int8 in product(_BY_ORDER, (True, False)):
         open_layers = [
             index
             for index, layer in enumerate(layers)
             if found[index] is None
-            and layer.op in _CONVOLUTIONS
+            and layer.op in ops
             and (layer.is_int8 and not is_float) == is_int8
         ]
         left = [
             kernel
             for kernel in run
             if id(kernel) not in taken
-            and kernel.primitive == "convolution"
+            and kernel.primitive in primitives
             and kernel.is_int8 == is_int8
         ]
         if len(open_layers) == len(left):

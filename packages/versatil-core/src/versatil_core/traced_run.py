@@ -73,10 +73,14 @@ def call_memory(call: Callable[[], object]) -> dict[str, int | None]:
     """Measure how far a call makes this process grow, in bytes; None where the system doesn't tell.
 
     Linux keeps the largest resident size, and forgets it when "5" is written to ``clear_refs``
-    (proc_pid_clear_refs(5)).
+    (proc_pid_clear_refs(5)). glibc keeps what earlier calls freed and would give it to this one, which
+    then seems to need nothing: it has to hand it back first (malloc_trim(3)).
     """
     clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     gc.collect()
+    c_library = ctypes.CDLL(None)
+    if hasattr(c_library, "malloc_trim"):
+        c_library.malloc_trim(0)
     before = psutil.Process().memory_info().rss
     try:
         clear.write_text("5", encoding="ascii")
