@@ -3,7 +3,8 @@
 import copy
 import inspect
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from versatil_core import _torch_compat
 from versatil_core.errors import ExportError, UnsupportedDeviceError
+from versatil_core.linear_forms import write_as_linears
 from versatil_core.reference_info import DynamicSize, InputSpec
 from versatil_core.versions import check_versions
 
@@ -62,6 +64,9 @@ def export(
 ) -> torch.fx.GraphModule:
     """Capture a model with ``torch.export``, in eval mode, without touching the model.
 
+    Products with a weight in any form become ``aten.linear``, and weights that are computed from parameters alone,
+    such as the slices of a packed attention weight, become parameters: see :mod:`versatil_core.linear_forms`.
+
     Args:
         model: A float model on the CPU. A copy of it is exported in eval mode.
         example_inputs: A tensor, a tuple of inputs, or a mapping of inputs by name.
@@ -90,7 +95,7 @@ def export(
     inputs = _widened(model, inputs, dynamic_shapes)
     private = private_copy(model)
     try:
-        with torch.no_grad():
+        with tracing, torch.no_grad(), _layers_one_by_one():
             program = torch.export.export(
                 private,
                 inputs.args,
@@ -109,7 +114,22 @@ def export(
             f"a submodule alone, strict={not strict}, or dynamic_shapes are common ways out"
         ) from error
     assert isinstance(module, torch.fx.GraphModule)
+    write_as_linears(module)
     return module
+
+
+@contextmanager
+def _layers_one_by_one() -> Iterator[None]:
+    """Keep ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` from becoming one operator.
+
+    In strict mode torch would capture its fast path, in which no layer can be quantized.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def check_devices(

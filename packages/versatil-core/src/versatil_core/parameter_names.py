@@ -70,10 +70,23 @@ def _rename(module: GraphModule, constant: Node, wanted: str) -> None:
     if old == wanted:
         return
     value = _value(module, old)
-    new = _free_name(module, wanted)
-    folder, _, attribute = old.rpartition(".")
+    new = free_name(module, wanted)
+    remove_constant(module, old)
+    add_constant(module, new, value)
+    for reader in module.graph.find_nodes(op="get_attr"):
+        if reader.target == old:
+            reader.target = new
+
+
+def remove_constant(module: GraphModule, name: str) -> None:
+    """Delete a parameter or buffer, by its dotted name."""
+    folder, _, attribute = name.rpartition(".")
     delattr(module.get_submodule(folder), attribute)
-    folder, _, attribute = new.rpartition(".")
+
+
+def add_constant(module: GraphModule, name: str, value: torch.Tensor) -> None:
+    """Add a parameter, or a buffer if it is no ``torch.nn.Parameter``, under a dotted name."""
+    folder, _, attribute = name.rpartition(".")
     if folder and not _has_submodule(module, folder):
         module.add_submodule(folder, torch.nn.Module())
     owner = module.get_submodule(folder)
@@ -81,12 +94,10 @@ def _rename(module: GraphModule, constant: Node, wanted: str) -> None:
         owner.register_parameter(attribute, value)
     else:
         owner.register_buffer(attribute, value)
-    for reader in module.graph.find_nodes(op="get_attr"):
-        if reader.target == old:
-            reader.target = new
 
 
-def _free_name(module: GraphModule, wanted: str) -> str:
+def free_name(module: GraphModule, wanted: str) -> str:
+    """Return a dotted name that nothing in the module has, with a number at its end if need be."""
     taken = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
     candidates = (wanted, *(f"{wanted}_{number}" for number in range(1, len(taken) + 2)))
     return next(
