@@ -34,6 +34,7 @@ pytest_plugins = ["pytester"]
 # They ask a new interpreter, which takes seconds.
 IN_A_PROCESS = {"test_importing_changes_nothing", "test_activating_is_the_context_for_good"}
 EQUAL, REPR = "test_options_make_an_equal_backend", "test_repr_shows_the_options"
+PRODUCTS = "test_a_product_with_a_weight_is_a_linear"
 REASON, RULES = "test_every_setting_has_a_reason", "test_rules_are_usable"
 
 # Class in toy_backend.py -> the tests that must fail, and what the first of them says.
@@ -75,8 +76,18 @@ BROKEN = {
             ["test_training_inserts_fake_quantization"],
             "(HistogramObserver|PerChannelMinMaxObserver) is inserted",
         ),
-        "LosingBackend": (["test_every_layer_is_accounted_for"], "the audit lacks head; it has"),
-        "WrongDtypeBackend": (["test_each_kernel_is_reached"], "makes none of [0-9]+ int8: .*int8"),
+        "LosingBackend": (
+            ["test_every_layer_is_accounted_for", PRODUCTS],
+            "the audit lacks head; it has",
+        ),
+        "WrongDtypeBackend": (
+            ["test_each_kernel_is_reached", PRODUCTS],
+            "makes none of [0-9]+ int8: .*int8",
+        ),
+        "ModulesOnlyBackend": (
+            [PRODUCTS],
+            "a linear stays float: its input is not quantized",
+        ),
         "UnsavableBackend": (["test_a_saved_model_is_the_same"], ""),
         "LeakingBackend": (["test_quantizing_changes_nothing"], "VERSATIL_TOY_CALLS"),
         "AnyMachineBackend": (["test_another_machine_is_refused"], "the error names none"),
@@ -315,7 +326,7 @@ def test_a_backend_that_keeps_every_promise_passes(pytester: pytest.Pytester) ->
 
     result = pytester.runpytest_inprocess("-v", "-rs", "-W", "ignore")
 
-    result.assert_outcomes(passed=31, skipped=1)
+    result.assert_outcomes(passed=36, skipped=1)
     result.stdout.fnmatch_lines(["*ToyBackend has no option is_qat"])
     assert "test_every_op_is_exact[is_dynamic=True-any batch]" in result.stdout.str()
 
@@ -347,7 +358,7 @@ def test_pytest_shows_why_kernels_are_skipped(
 
     result = pytester.runpytest_inprocess("-rs", "-k", "compiled_is_int8", "-W", "ignore")
 
-    result.assert_outcomes(skipped=1, deselected=31)
+    result.assert_outcomes(skipped=1, deselected=36)
     result.stdout.fnmatch_lines(["*the kernels of 'toy' run on x86_64, *this machine is imaginary"])
 
 

@@ -335,6 +335,17 @@ class WrongDtypeBackend(ToyBackend):
     dtype = torch.int8
 
 
+class ModulesOnlyBackend(ToyBackend):
+    """Its quantizer looks for weights that a module of torch's holds, by their name."""
+
+    def create_quantizer(self, module_path: str = "") -> Any:
+        quantizer = super().create_quantizer(module_path)
+        quantizer.has_kernel = lambda node: (
+            node.target is aten.linear.default and str(node.args[1].target).endswith(".weight")
+        )
+        return quantizer
+
+
 class UnsavableBackend(QuantizerBackend):
     """Its graphs hold a function that cannot be exported."""
 

@@ -29,11 +29,12 @@ TIGHT: QuantParams = (0.01, 60, 0, 127, torch.uint8)
 WIDE: QuantParams = (0.05, 100, 0, 255, torch.uint8)
 RULES = LoweringRules(
     machine_types=("x86_64", "amd64"),
-    dynamic_ops=frozenset({"linear", "conv1d", "conv2d"}),
+    dynamic_ops=frozenset({"linear", "conv1d", "conv2d", "conv3d"}),
     post_ops={
         "linear": frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"}),
         "conv1d": frozenset({"relu"}),
         "conv2d": frozenset({"relu", "hardtanh", "hardswish", "silu"}),
+        "conv3d": frozenset({"relu"}),
     },
     residual_post_ops={"linear": frozenset({"relu"}), "conv2d": frozenset({"relu"})},
 )
@@ -218,6 +219,7 @@ def conv(
 
 conv1d = partial(conv, nn.Conv1d, (10,))
 conv2d = partial(conv, nn.Conv2d, (10, 9))
+conv3d = partial(conv, nn.Conv3d, (4, 6, 5))
 
 
 def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[str, Any]) -> Form:
@@ -311,6 +313,16 @@ FORMS = {
     "conv2d_relu_int8_narrow": conv2d(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "conv2d_relu6_int8_narrow": conv2d(output=TIGHT, post_op=nn.ReLU6(), post_ops=HARDTANH),
     "conv2d_silu_int8_narrow": conv2d(output=TIGHT, post_op=nn.SiLU(), post_ops=("silu",)),
+    "conv3d": conv3d(),
+    "conv3d_no_bias_per_tensor": conv3d(geometry={"bias": False}, is_per_channel=False),
+    "conv3d_geometry": conv3d(geometry={"stride": (1, 2, 1), "padding": (1, 0, 2), "groups": 2}),
+    "conv3d_same": conv3d(geometry={"padding": "same", "dilation": (1, 2, 1)}),
+    "conv3d_relu": conv3d(post_op=F.relu, post_ops=RELU),
+    "conv3d_int8": conv3d(output=WIDE),
+    "conv3d_relu_int8": conv3d(output=WIDE, post_op=F.relu, post_ops=RELU),
+    "conv3d_int8_narrow": conv3d(output=TIGHT),
+    "conv3d_relu_int8_narrow": conv3d(output=TIGHT, post_op=F.relu, post_ops=RELU),
+    "conv3d_dynamic": conv3d(is_dynamic=True, geometry={"padding": 1}),
     "conv2d_add_quantized_int8_narrow": conv2d(residual="quantized", output=TIGHT, is_channels_last=True),
 }
 # fmt: on
@@ -379,7 +391,7 @@ class Builders:
     int8_weight = staticmethod(int8_weight)
     dequantized = staticmethod(dequantized)
     linear = staticmethod(linear)
-    conv1d, conv2d = conv1d, conv2d
+    conv1d, conv2d, conv3d = conv1d, conv2d, conv3d
     export = staticmethod(export)
     lower = staticmethod(lower)
     assert_exact = staticmethod(assert_exact)

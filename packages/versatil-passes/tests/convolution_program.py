@@ -19,12 +19,13 @@ from versatil_passes import (
     DecomposeQuantization,
     Int8Lowering,
     QuantLiftUp,
+    int8_lowering,
     onednn_kernels,
     pre_grad_passes,
 )
 from versatil_passes.int8_ops import Int8Call
 from versatil_passes.kernel_graph import Emit
-from versatil_passes.onednn_geometry import right_form
+from versatil_passes.onednn_geometry import right_form, wrong_for_some_size
 
 SPEC = importlib.util.spec_from_file_location("builders", Path(__file__).with_name("conftest.py"))
 assert SPEC is not None
@@ -62,12 +63,12 @@ def main(mode: str, cases: dict[str, Any]) -> None:
 
     Args:
         mode: ``"raw"``, ``"lowered"`` or ``"compiled"``.
-        cases: For each name the shape of the input, the arguments of ``nn.Conv1d`` or ``nn.Conv2d``, and the options
+        cases: For each name the shape of the input, the arguments of ``nn.Conv1d``, ``Conv2d`` or ``Conv3d``, and the options
             of ``Quantized``.
     """
     for name, (shape, layer, options) in cases.items():
         torch.manual_seed(0)
-        make = nn.Conv1d if len(shape) == 3 else nn.Conv2d
+        make = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3]
         module = BUILDERS.Quantized(make(**layer), **options)
         inputs: tuple[Tensor, ...] = (torch.randn(shape),)
         if "residual" in options:
@@ -87,9 +88,18 @@ def as_it_is(call: Int8Call, _: Emit) -> Int8Call:
     return call
 
 
+def right_for_every_size(_: Int8Call) -> None:
+    """Decline nothing."""
+
+
 IS_RAW = sys.argv[1] == "raw"
 with (
     torch.no_grad(),
     patch.object(onednn_kernels, "right_form", as_it_is if IS_RAW else right_form),
+    patch.object(
+        int8_lowering,
+        "wrong_for_some_size",
+        right_for_every_size if IS_RAW else wrong_for_some_size,
+    ),
 ):
     main(sys.argv[1], json.loads(sys.argv[2]))

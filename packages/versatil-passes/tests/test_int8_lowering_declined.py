@@ -32,7 +32,6 @@ def _float_layers(build: Any) -> dict[str, Case]:
     matmul = build.function(lambda _, a, b: torch.matmul(a, b))
     reason = "has no int8 kernel in this release"
     return {
-        "conv3d": (nn.Conv3d(1, 2, 3), (torch.randn(1, 1, 4, 4, 4),), rules, "conv3d", reason),
         "conv_transpose": (nn.ConvTranspose2d(3, 2, 3), (x,), rules, "conv_transpose2d", reason),
         "lstm": (LSTM(), (torch.randn(3, 2, 4),), rules, "lstm", reason),
         "embedding": (nn.Embedding(7, 3), (torch.arange(5),), rules, "embedding", reason),
@@ -136,7 +135,7 @@ def _linears_of_another_kind(build: Any) -> dict[str, Case]:
 
 
 DECLINED = (
-    "conv3d conv_transpose lstm embedding bmm matmul",
+    "conv_transpose lstm embedding bmm matmul",
     "op|s8|per channel|per tensor|dynamic|padding|padding, per tensor|input|weight|shifted weight",
     "weight along inputs|shifted weight, per tensor|u8 weight|weight as input|bias|bias, per tensor",
     "written|written through a view|bf16",

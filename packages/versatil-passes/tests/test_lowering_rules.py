@@ -12,7 +12,7 @@ MACHINE = ("x86_64",)
 @pytest.mark.parametrize(
     ("rules", "complaint"),
     [
-        ({"ops": frozenset({"conv3d"})}, "unknown op 'conv3d'"),
+        ({"ops": frozenset({"conv4d"})}, "unknown op 'conv4d'"),
         ({"dynamic_ops": frozenset({"lineer"})}, "unknown op 'lineer'"),
         ({"post_ops": {"matmul": frozenset({"relu"})}}, "unknown op 'matmul'"),
         ({"residual_post_ops": {"bmm": frozenset({"relu"})}}, "unknown op 'bmm'"),

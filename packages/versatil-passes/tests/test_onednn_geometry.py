@@ -37,6 +37,15 @@ CRASH = {
 }
 PADDING_ALONE = {
     "beyond the kernel": _layer((14, 33), (16, 256), 3, padding=(3, 2), stride=(1, 3), groups=16),
+    "a volume": _layer(
+        (4, 8, 2),
+        (4, 2),
+        (3, 3, 2),
+        stride=(3, 3, 4),
+        padding=(0, 3, 1),
+        dilation=(1, 1, 3),
+        groups=2,
+    ),
     "a gap over the data": _layer((1, 2), (24, 32), (7, 2), padding=(3, 1), dilation=(1, 3)),
 }
 ONE_COLUMN = {
@@ -50,6 +59,10 @@ WRONG_SOMEWHERE = {
     "one column, one channel": _layer((17, 2), (1, 1), 3, padding=2, stride=(1, 4)),
 }
 ALL = CRASH | WRONG | WRONG_SOMEWHERE
+ONE_PLANE = {
+    "one plane": _layer((1, 5, 17), (17, 68), 3, padding=(1, 2, 2), stride=(1, 4, 2), groups=17),
+    "one plane, one channel": _layer((1, 4, 9), (1, 1), (7, 3, 3), padding=(3, 2, 0)),
+}
 ORDINARY = {
     "resnet, first": _layer((32, 32), (3, 8), 7, padding=3, stride=2),
     "resnet": _layer((8, 8), (8, 8), 3, padding=1, stride=2),
@@ -62,9 +75,12 @@ ORDINARY = {
     "deeplab": _layer((14, 14), (8, 8), 3, padding=18, dilation=18),
     "one channel": _layer((28, 28), (1, 8), 5, padding=2),
     "text": _layer((20, 16), (1, 8), (3, 16)),
+    "video": _layer((4, 8, 8), (3, 8), 3, padding=1, stride=(1, 2, 2)),
+    "tomography": _layer((8, 8, 8), (1, 4), 3, padding=1),
     "speech": _layer((40,), (8, 8), 3, padding=1, stride=2),
     "wavenet": _layer((40,), (8, 8), 2, padding=4, dilation=4),
 }
+CONVOLVE = (torch.conv1d, torch.conv2d, torch.conv3d)
 DYNAMIC, RESIDUAL = {"is_dynamic": True}, {"residual": "computed"}
 
 
@@ -137,13 +153,13 @@ def test_the_kernels_alone_are_wrong() -> None:
 
     If this fails, oneDNN may have mended it, and ``onednn_geometry`` can go one day.
     """
-    layers: dict[str, Any] = {name: (*layer, {}) for name, layer in WRONG.items()}
+    layers: dict[str, Any] = {name: (*layer, {}) for name, layer in (WRONG | ONE_PLANE).items()}
     found = _run("raw", layers, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
     assert min(found.values()) < 60
 
 
 def _call(shape: tuple[int, ...], layer: dict[str, Any], *, is_dynamic: bool = False) -> Int8Call:
-    make: Any = nn.Conv1d if len(shape) == 3 else nn.Conv2d
+    make: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3]
     conv = make(**layer)
     qx = torch.randint(0, 128, shape, dtype=torch.uint8)
     weight = torch.randint(-60, 61, conv.weight.shape, dtype=torch.int8)
@@ -155,7 +171,7 @@ def _call(shape: tuple[int, ...], layer: dict[str, Any], *, is_dynamic: bool = F
 
 def _integers(call: Int8Call) -> Tensor:
     assert call.geometry is not None
-    convolve = torch.conv1d if len(call.geometry[0]) == 1 else torch.conv2d
+    convolve = CONVOLVE[len(call.geometry[0]) - 1]
     return convolve(call.qx.double() - 18, call.weight.double(), None, *call.geometry)
 
 
@@ -175,7 +191,7 @@ def test_a_linear_stays_as_it_is() -> None:
 def _layers(draw: st.DrawFn) -> Layer:
     groups, channels = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     size, axes = [], []
-    for _ in range(draw(st.integers(1, 2))):
+    for _ in range(draw(st.integers(1, 3))):
         length, step = draw(st.integers(1, 4)), draw(st.integers(1, 4))
         width, span = draw(st.integers(0, 4)), step * (length - 1) + 1
         least = max(1, span - 2 * width)
@@ -217,7 +233,7 @@ def _reads_data_everywhere(call: Int8Call) -> bool:
     assert call.geometry is not None
     ones = torch.ones(1, 1, *call.qx.shape[2:])
     kernel = torch.ones(1, 1, *call.weight.shape[2:])
-    convolve = torch.conv1d if kernel.dim() == 3 else torch.conv2d
+    convolve = CONVOLVE[kernel.dim() - 3]
     return bool(convolve(ones, kernel, None, *call.geometry[:3]).all())
 
 
@@ -227,6 +243,29 @@ def _exported(build: Any, layer: Layer, axes: dict[int, str], least: int, **opti
     sizes = {axis: torch.export.Dim(name, min=least, max=64) for axis, name in axes.items()}
     module = build.quantized(nn.Conv2d(**arguments), **options)
     return build.export(module, torch.randn(shape), dynamic_shapes={"x": sizes})
+
+
+@pytest.mark.parametrize("name", ONE_PLANE)
+def test_one_plane_of_single_channels_stays_float(build: Any, name: str) -> None:
+    shape, arguments = ONE_PLANE[name]
+    module = build.export(build.quantized(nn.Conv3d(**arguments)), torch.randn(shape))
+
+    [declined] = build.lower(module).declined
+
+    assert "its depth is 1 or unknown" in declined.reason
+
+
+@pytest.mark.parametrize(("least", "is_int8"), [(3, True), (None, False)])
+def test_an_open_depth(build: Any, least: int | None, *, is_int8: bool) -> None:
+    shape, arguments = _layer((5, 6, 6), (2, 8), 3, padding=1, groups=2)
+    depth: Any = torch.export.Dim.AUTO if least is None else torch.export.Dim("d", min=least)
+    module = build.export(
+        build.quantized(nn.Conv3d(**arguments)),
+        torch.randn(shape),
+        dynamic_shapes={"x": {2: depth}},
+    )
+
+    assert bool(build.lower(module).lowered) is is_int8
 
 
 SPEECH = _layer((9, 20), (1, 8), 3, padding=1, stride=(1, 2))

@@ -50,7 +50,7 @@ def test_neutral_operators_run_without_kernels_bound(form: Any, build: Any) -> N
 
 NARROW_OUTPUTS = [
     *(f"linear{op}_int8_narrow" for op in ("", "_relu", "_hardtanh", "_gelu")),
-    *(f"conv1d{op}_int8_narrow" for op in ("", "_relu")),
+    *(f"conv{axes}d{op}_int8_narrow" for axes in (1, 3) for op in ("", "_relu")),
     *(f"conv2d{op}_int8_narrow" for op in ("", "_relu", "_relu6", "_silu", "_add_quantized")),
 ]
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from versatil_arm.quantization_config import get_arm_inductor_quantization_config
+from versatil_arm.rules import ARM_OPS
 from versatil_core.layer_quantizer import LayerQuantizer
-from versatil_passes.float_layers import conv_groups
+from versatil_passes.float_layers import FLOAT_LAYERS, conv_groups
 
 if TYPE_CHECKING:
     from versatil_arm.backend import ArmInductorBackend
@@ -35,5 +36,5 @@ def arm_quantizer(backend: "ArmInductorBackend", module_path: str = "") -> Layer
 
 
 def _is_one_matrix(layer: Node) -> bool:
-    """Whether a layer is a product of two matrices; a grouped convolution is several small ones."""
-    return conv_groups(layer) == 1
+    """Whether a layer is a product of two matrices that ``rules.py`` admits; a group is a small one."""
+    return FLOAT_LAYERS[layer.target] in ARM_OPS and conv_groups(layer) == 1

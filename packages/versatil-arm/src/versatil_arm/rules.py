@@ -5,6 +5,7 @@ import torch
 from versatil_passes.lowering_rules import LoweringRules
 
 MACHINE_TYPES = ("aarch64",)  # Linux' name; elsewhere torch has no Arm Compute Library
+ARM_OPS = frozenset({"linear", "conv1d", "conv2d"})
 # The columns of one image, for the kernel of a convolution. ResNet-50's largest take 1.8 MB.
 COLUMNS_BYTES_MAX = 64 * 2**20
 
@@ -21,12 +22,12 @@ def arm_lowering_rules(columns_bytes_max: int = COLUMNS_BYTES_MAX) -> LoweringRu
     """
     return LoweringRules(
         machine_types=MACHINE_TYPES,
-        ops=frozenset({"linear", "conv1d", "conv2d"}),
+        ops=ARM_OPS,
         activation_dtypes=(torch.int8, torch.uint8),
         weight_granularities=frozenset({"per_channel", "per_tensor"}),
-        dynamic_ops=frozenset({"linear", "conv1d", "conv2d"}),
+        dynamic_ops=ARM_OPS,
         # Inductor fuses whatever else follows the product into one loop.
-        post_ops={op: frozenset({"relu"}) for op in ("linear", "conv1d", "conv2d")},
+        post_ops={op: frozenset({"relu"}) for op in ARM_OPS},
         residual_post_ops={},
         allow_int8_output=False,
         kernels="gemm",

@@ -19,6 +19,7 @@ from versatil_core.conformance_models import (
     ANY_BATCH,
     CASES,
     LINEARS,
+    PRODUCTS,
     SIBLINGS,
     ModelCase,
     cached_reference,
@@ -34,6 +35,7 @@ from versatil_core.saved_reference import load, save
 
 _ANNOTATION = "quantization_annotation"
 _OBSERVER = "activation_post_process"  # the name torchao gives what it inserts
+_PRODUCTS = 15  # five by hand, four of the attention, four of the layer, and two modules
 _NO_MACHINE = "imaginary"
 
 
@@ -94,6 +96,22 @@ class LayerConformance(ConformanceCase):
         for layer in found.layers:
             said = layer.kernel if layer.is_int8 else layer.reason
             assert said, f"the audit gives neither kernel nor reason for {layer.module_path}"
+
+    def test_a_product_with_a_weight_is_a_linear(self, options: Options) -> None:
+        """In whatever form it is written, and in both modes of ``torch.export``."""
+        backend = self.make_backend(options)
+        if "linear" not in backend.lowering_rules.ops:
+            raise SkipTest(f"{self.backend_class.__name__} has no kernel for linears")
+        for strict in (False, True):
+            layers = audit(PRODUCTS.quantize(backend, strict=strict), backend).layers
+            linears = [layer for layer in layers if layer.op == "linear"]
+            reasons = {layer.reason for layer in linears if not layer.is_int8}
+            assert len(linears) == _PRODUCTS, (
+                f"of {_PRODUCTS} products, strict={strict} export makes {len(linears)} linears"
+            )
+            assert not reasons, (
+                f"strict={strict}: a linear stays float: {'; '.join(map(str, reasons))}"
+            )
 
     def test_each_kernel_is_reached(self, options: Options) -> None:
         """What the rules promise to run as int8 is quantized in a form that they admit."""

@@ -63,6 +63,48 @@ class Convolutions(nn.Module):
         return self.head(self.wide_row(self.row(x.flatten(2)).relu()).mean(2))
 
 
+class Volumes(nn.Module):
+    """Convolutions of three dimensions: stride, padding, groups, 1x1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv3d(2, 8, 3, stride=(1, 2, 2), padding=1)
+        self.grouped = nn.Conv3d(8, 8, (1, 3, 3), groups=2, bias=False)
+        self.pointwise = nn.Conv3d(8, 6, 1)
+        self.plane = nn.Conv2d(6, 6, 3)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[batch, 4]`` for ``[batch, 2, 4, 12, 12]``."""
+        x = self.pointwise(self.grouped(self.stem(x).relu()).relu()).relu()
+        return self.head(self.plane(x.mean(2)).mean((2, 3)))
+
+
+class Products(nn.Module):
+    """Linear layers written by hand, and attention, which cuts its packed weight where keys differ from queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(6, 6, 1)
+        self.weights = nn.ParameterList([torch.randn(16, 16) / 4 for _ in range(5)])
+        self.bias = nn.Parameter(torch.randn(16))
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[batch, 6, 4]`` for ``[batch, 6, 16]``."""
+        first, second, third, fourth, fifth = self.weights
+        x = self.mix(x.unflatten(2, (4, 4))).flatten(2)
+        x = functional.linear(x, first, self.bias).relu() @ second
+        x = torch.tanh(x @ third.t() + self.bias)
+        x = torch.einsum("bsi,io->bso", x, fourth)
+        x = torch.addmm(self.bias, x.flatten(0, 1), fifth).unflatten(0, (-1, 6))
+        x, _ = self.attention(x, x[:, :3], x[:, :3])
+        return self.head(self.normed(self.layer(x)))
+
+
 class AnyBatch(nn.Module):
     """A convolution and two linears, for batches of any size."""
 
@@ -137,22 +179,25 @@ class ModelCase:
         batch, *rest = self.input_shape
         return 3 * _normal((self.other_batch or batch, *rest))
 
-    def quantize(self, backend: BasePT2EBackend) -> GraphModule:
+    def quantize(self, backend: BasePT2EBackend, *, strict: bool = False) -> GraphModule:
         """Return the reference of the model."""
         x = self.example()
         shapes = None if self.other_batch is None else ({0: torch.export.Dim("n", min=1, max=64)},)
         calibration = None if backend.is_dynamic else [x]
-        return quantize(self.model(), x, backend, calibration, dynamic_shapes=shapes)
+        return quantize(self.model(), x, backend, calibration, dynamic_shapes=shapes, strict=strict)
 
 
 LINEARS = ModelCase("linears", Linears, (4, 6, 16))
 CONVOLUTIONS = ModelCase("convolutions", Convolutions, (2, 3, 16, 16))
 ANY_BATCH = ModelCase("any batch", AnyBatch, (2, 3, 8, 8), other_batch=5)
 SIBLINGS = ModelCase("siblings", Siblings, (2, 3, 8, 8))
+PRODUCTS = ModelCase("products", Products, (4, 6, 16))
 CASES = (
     LINEARS,
     CONVOLUTIONS,
     ANY_BATCH,
+    PRODUCTS,
+    ModelCase("volumes", Volumes, (2, 2, 4, 12, 12)),
     # Not smaller: for a few rows a CPU may take a kernel of another kind.
     ModelCase("largest sums", LargestSums, (32, 16, 6, 6)),
 )
@@ -174,9 +219,15 @@ def cached_reference(
 
 def layer_paths(model: nn.Module) -> dict[str, Any]:
     """Return path -> layer of each linear and convolution, those with shared weights included."""
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     modules = model.named_modules(remove_duplicate=False)
-    return {path: module for path, module in modules if isinstance(module, kinds)}
+    # Attention computes its last product itself, without calling the layer that holds the weight.
+    kept = {"out_proj"}
+    return {
+        path: module
+        for path, module in modules
+        if isinstance(module, kinds) and path.rpartition(".")[2] not in kept
+    }
 
 
 def _normal(shape: tuple[int, ...]) -> torch.Tensor:

@@ -31,6 +31,8 @@ _LAYERS = frozenset(
         aten.conv1d.padding,
         aten.conv2d.default,
         aten.conv2d.padding,
+        aten.conv3d.default,
+        aten.conv3d.padding,
     }
 )
 _ADDITIONS = frozenset({aten.add.Tensor, aten.add_.Tensor})
@@ -62,7 +64,7 @@ _INT8_THROUGH = frozenset(
 
 
 class LayerQuantizer(Quantizer):
-    """Annotates linear, conv1d and conv2d layers, and what int8 passes through unchanged.
+    """Annotates linear layers and convolutions, and what int8 passes through unchanged.
 
     Args:
         config: The recipe: how activations and weights are quantized.

@@ -1,5 +1,6 @@
 """Turns a float model into a reference: quantize and dequantize around float operators."""
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -275,8 +276,8 @@ def _check_something_annotated(prepared: GraphModule, module_path: str) -> None:
         if node.op == "call_function" and is_node_inside(node, module_path)
     ]
     if not any(_is_annotated(node) for node in nodes):
-        found = sorted({str(node.target) for node in nodes})
-        looked_for = ("linear", "conv1d", "conv2d")
+        found = sorted({str(node.target) for node in nodes if node.target is not operator.getitem})
+        looked_for = ("linear", "conv1d", "conv2d", "conv3d")
         raise NothingQuantizedError(
             f"nothing to quantize in {repr(module_path) if module_path else 'the model'}: looked "
             f"for {', '.join(looked_for)} with a weight of the model, found "

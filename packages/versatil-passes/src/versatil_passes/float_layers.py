@@ -9,7 +9,9 @@ from versatil_passes.graph_queries import args_of, arguments_of, constant_of
 
 aten = torch.ops.aten
 
-LINEAR_AND_CONV = frozenset({"linear", "conv1d", "conv2d"})
+CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+"""Convolution to the number of its spatial dimensions."""
+LINEAR_AND_CONV = frozenset({"linear", *CONVOLUTIONS})
 
 FLOAT_LAYERS: dict[Any, str] = {
     aten.linear.default: "linear",
@@ -57,6 +59,17 @@ FLOAT_LAYERS: dict[Any, str] = {
 }
 """Operator to the name under which a report lists it: everything that multiplies by weights, or matrices together."""
 
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
+_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+ADVICE: dict[str, str] = {
+    **dict.fromkeys(_TRANSPOSED, "torch has none; nn.Upsample followed by a convolution goes int8"),
+    **dict.fromkeys(
+        _RECURRENT,
+        "it is one operator to torch; its products go int8 if they are written as nn.Linear",
+    ),
+}
+"""What to do about layers that no backend has an int8 kernel for, where there is something."""
+
 _SIMPLE_POST_OPS = {
     aten.relu.default: "relu",
     aten.relu_.default: "relu",
@@ -96,13 +109,13 @@ def post_op_of(node: Node) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | str:
-    """Stride, padding, dilation and groups of ``aten.conv1d`` or ``conv2d``, or why they can't be had.
+    """Stride, padding, dilation and groups of ``aten.conv1d``, ``conv2d`` or ``conv3d``, or why they can't be had.
 
     Returns:
         Lists with one number for each spatial dimension, and the group count. A text where padding is asymmetric,
         which only ``padding="same"`` with an even ``dilation * (kernel - 1)`` avoids.
     """
-    dimensions = 1 if node.target in {aten.conv1d.default, aten.conv1d.padding} else 2
+    dimensions = CONVOLUTIONS[FLOAT_LAYERS[node.target]]
     given = arguments_of(node)
     stride, padding, dilation = given["stride"], given["padding"], given["dilation"]
     if isinstance(padding, str):
@@ -123,7 +136,7 @@ def conv_geometry(node: Node) -> tuple[list[int], list[int], list[int], int] | s
 
 
 def conv_groups(node: Node) -> int:
-    """Number of groups of ``aten.conv1d`` or ``conv2d``; 1 for any other layer."""
+    """Number of groups of a convolution; 1 for any other layer."""
     return int(arguments_of(node).get("groups", 1))
 
 

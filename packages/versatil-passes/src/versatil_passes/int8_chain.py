@@ -61,7 +61,7 @@ def emit_int8_op(chain: Int8Chain, op: str, input_quant_max: int) -> LoweredOp:
 
     Args:
         chain: What it computes, and those nodes.
-        op: ``"linear"``, ``"conv1d"`` or ``"conv2d"``.
+        op: ``"linear"``, ``"conv1d"``, ``"conv2d"`` or ``"conv3d"``.
         input_quant_max: ``quant_max`` of the activation's quantize.
 
     Returns:

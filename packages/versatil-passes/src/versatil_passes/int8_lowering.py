@@ -8,6 +8,8 @@ from torch.fx import Graph, Node
 
 from versatil_passes._torch_compat import same_shape
 from versatil_passes.float_layers import (
+    ADVICE,
+    CONVOLUTIONS,
     FLOAT_LAYERS,
     LINEAR_AND_CONV,
     conv_geometry,
@@ -119,7 +121,8 @@ class Int8Lowering:
 
     def _lower(self, node: Node, op: str) -> LoweredOp:
         if op not in LINEAR_AND_CONV:
-            raise _Declined(f"{op} has no int8 kernel in this release")
+            advice = f": {ADVICE[op]}" if op in ADVICE else ""
+            raise _Declined(f"{op} has no int8 kernel in this release{advice}")
         if op not in self.rules.ops:
             raise _Declined(f"the backend has no int8 kernel for {op}")
         is_gemm = self.rules.kernels == "gemm"
@@ -327,7 +330,7 @@ def _check_layout(node: Node, op: str) -> None:
     """Convolution kernels take batches, and write channels last."""
     if op == "linear":
         return
-    dimensions = 3 if op == "conv1d" else 4
+    dimensions = 2 + CONVOLUTIONS[op]
     value = value_of(node)
     if value is not None and value.dim() != dimensions:
         raise _Declined(

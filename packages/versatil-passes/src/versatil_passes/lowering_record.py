@@ -12,7 +12,7 @@ class LoweredOp:
     Attributes:
         node: Name of the linear or convolution node in the graph as it was before.
         module_path: Dotted path of the module it came from; ``""`` where the graph does not say.
-        op: ``"linear"``, ``"conv1d"`` or ``"conv2d"``.
+        op: ``"linear"``, ``"conv1d"``, ``"conv2d"`` or ``"conv3d"``.
         kernel: The kernel family, such as ``"onednn.qlinear_pointwise"``.
         post_ops: What the kernel also does, in order: ``"add"``, then at most one element-wise function.
         output_dtype: ``torch.float32``, or the quantized dtype where the kernel quantizes its own output.

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import torch
 
 from versatil_passes.errors import RulesError
+from versatil_passes.float_layers import LINEAR_AND_CONV
 from versatil_passes.saturating_pairs import SaturatingPairs
 
-OPS = frozenset({"linear", "conv1d", "conv2d"})
+OPS = LINEAR_AND_CONV
 POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
 RESIDUAL_POST_OPS = frozenset({"relu"})
 KERNELS = frozenset({"onednn", "gemm"})
@@ -22,7 +23,7 @@ class LoweringRules:
 
     Attributes:
         machine_types: Values of ``platform.machine()``, lower case, where the kernels exist.
-        ops: Operators with an int8 kernel, out of ``{"linear", "conv1d", "conv2d"}``.
+        ops: Operators with an int8 kernel, out of ``{"linear", "conv1d", "conv2d", "conv3d"}``.
         activation_dtypes: Dtypes of quantized activations, and of fused int8 outputs.
         weight_granularities: Out of ``{"per_channel", "per_tensor"}``; weights are always int8 with zero_point 0.
         dynamic_ops: Operators whose kernel takes activation scale and zero_point as tensors.

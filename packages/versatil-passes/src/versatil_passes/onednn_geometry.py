@@ -7,6 +7,7 @@ nothing depends on it.
 1. An output position sees nothing but padding along an axis: wrong values, or a crash.
 2. One channel per group, stride 1 in height and more in width, and an output of width 1: wrong values in every row
    but the first. (Depthwise ones, which have kernels of their own, passed; nothing promises them.)
+3. Three spatial axes, one channel per group, and a depth of 1: wrong values. These stay float.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from versatil_passes.kernel_graph import Emit
 
 
 def wrong_for_some_size(call: Int8Call) -> str | None:
-    """Why ``call`` has to stay float: its width is open, and :func:`right_form` wants to know it.
+    """Why ``call`` has to stay float: no form of it is right for every size that the graph admits.
 
     Args:
         call: What to compute; its weight is a constant.
@@ -31,6 +32,15 @@ def wrong_for_some_size(call: Int8Call) -> str | None:
     Returns:
         The reason, or ``None`` where the result is right for every size that the graph admits.
     """
+    if _is_wrong_for_one_plane(call):
+        depth = _axes(call)[0].size
+        # What torch takes for 2 or more may be 1 in a call.
+        if depth is None or not is_known(depth >= (2 if isinstance(depth, int) else 3)):
+            return (
+                "its depth is 1 or unknown, and oneDNN's int8 kernel gives wrong results for one channel per group "
+                "where the depth is 1: fix the depth, export it with a minimum of 3, or use a convolution in two "
+                "dimensions"
+            )
     if not _is_wrong_for_one_column(call):
         return None
     width = _axes(call)[1]
@@ -186,6 +196,11 @@ def _is_wrong_for_one_column(call: Int8Call) -> bool:
         return False
     rows, columns = call.geometry[0]
     return _weight_shape(call)[1] == 1 and rows == 1 and columns > 1
+
+
+def _is_wrong_for_one_plane(call: Int8Call) -> bool:
+    """Whether it is a convolution of the third kind, if the input's depth is 1."""
+    return call.geometry is not None and len(call.geometry[0]) == 3 and _weight_shape(call)[1] == 1
 
 
 def _weight_shape(call: Int8Call) -> torch.Size:

@@ -135,6 +135,13 @@ def bind(
     head = (call.qx, call.x_scale, call.x_zero_point, packed, call.w_scale, weight_zero_points)
     if call.other is not None and not is_in_place:
         return _kernel_then_add(call, emit, head)
+    if call.post_op == "relu" and _spatial_dimensions(call) == 3:
+        # This kernel applies no function. Quantizing keeps the order of values, and 0 becomes the zero point.
+        plain = replace(call, post_op="none")
+        y = bind(plain, packed, weight_zero_points, emit, is_in_place=is_in_place)
+        if call.has_int8_output:
+            return emit(aten.clamp_min.default, y, call.output_zero_point)
+        return emit(aten.relu.default, y)
     y = _kernel(call, emit, head) if call.other is None else _kernel_in_place(call, emit, head)
     if call.is_output_narrow and not _folds_clamp(call):
         y = _clamp(call, y, emit)
@@ -170,9 +177,14 @@ def _kernel(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
 
 
 def _folds_clamp(call: Int8Call) -> bool:
-    """Whether the clamp of a narrow output can be a post op: the kernel for conv1d, and every addition, knows none."""
-    is_conv1d = call.geometry is not None and len(call.geometry[0]) == 1
-    return call.other is None and not is_conv1d and call.post_op in {"none", "relu", "hardtanh"}
+    """Whether the clamp of a narrow output can be a post op: conv1d, conv3d and every addition know none."""
+    has_post_ops = _spatial_dimensions(call) in {0, 2}
+    return call.other is None and has_post_ops and call.post_op in {"none", "relu", "hardtanh"}
+
+
+def _spatial_dimensions(call: Int8Call) -> int:
+    """Those of a convolution; 0 for a linear."""
+    return 0 if call.geometry is None else len(call.geometry[0])
 
 
 def _post_op(call: Int8Call) -> tuple[str, list[Any], str]:

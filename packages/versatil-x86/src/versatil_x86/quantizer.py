@@ -21,7 +21,7 @@ _ADDING_LAYERS = frozenset({aten.conv2d.default, aten.conv2d.padding})
 
 
 class X86Quantizer(LayerQuantizer):
-    """Annotates linear, conv1d and conv2d layers, and what int8 passes through unchanged.
+    """Annotates linear layers and convolutions, and what int8 passes through unchanged.
 
     Args:
         module_path: Annotate only inside this module; ``""`` is the whole model.

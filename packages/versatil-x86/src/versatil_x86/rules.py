@@ -21,18 +21,19 @@ def x86_lowering_rules(features: CPUFeatures) -> LoweringRules:
     """
     return LoweringRules(
         machine_types=MACHINE_TYPES,
-        ops=frozenset({"linear", "conv1d", "conv2d"}),
+        ops=frozenset({"linear", "conv1d", "conv2d", "conv3d"}),
         # The kernels refuse s8 activations.
         activation_dtypes=(torch.uint8,),
         weight_granularities=frozenset({"per_channel", "per_tensor"}),
         dynamic_ops=frozenset(
-            {"linear", "conv1d", "conv2d"} if has_dynamic_conv_kernel() else {"linear"}
+            {"linear", "conv1d", "conv2d", "conv3d"} if has_dynamic_conv_kernel() else {"linear"}
         ),
         post_ops={
             "linear": frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"}),
             "conv1d": frozenset({"relu"}),
             # No gelu: the kernel for convolutions refuses it.
             "conv2d": frozenset({"relu", "hardtanh", "hardswish", "silu"}),
+            "conv3d": frozenset({"relu"}),
         },
         residual_post_ops={
             "linear": frozenset({"relu"}),
