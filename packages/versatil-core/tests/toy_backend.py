@@ -1,7 +1,4 @@
-"""A backend that keeps the contract, and others that each break one promise of it.
-
-A module of its own, so that a new interpreter can import them, too.
-"""
+"""A backend that keeps the contract, and others that each break one; importable by a new interpreter, too."""
 
 import contextlib
 import os
@@ -35,6 +32,7 @@ class ToyBackend(BasePT2EBackend):
     machine_types: tuple[str, ...] = ("x86_64", "amd64", "aarch64")
     ops = frozenset({"linear"})
     reason = "a variable that nothing else sets"
+    has_kernel = staticmethod(lambda node: node.target is aten.linear.default)
 
     def __init__(self, is_dynamic: bool = False, level: int = 1) -> None:
         self.is_dynamic = is_dynamic
@@ -55,15 +53,14 @@ class ToyBackend(BasePT2EBackend):
 
         from versatil_core.layer_quantizer import LayerQuantizer
 
+        observer = pt2e.PlaceholderObserver if self.is_dynamic else pt2e.HistogramObserver
         activation = QuantizationSpec(
             dtype=self.dtype,
             quant_min=0,
             quant_max=127,
             qscheme=torch.per_tensor_affine,
             is_dynamic=self.is_dynamic,
-            observer_or_fake_quant_ctr=(
-                pt2e.PlaceholderObserver if self.is_dynamic else pt2e.HistogramObserver
-            ),
+            observer_or_fake_quant_ctr=observer,
         )
         weight = QuantizationSpec(
             dtype=torch.int8,
@@ -77,7 +74,7 @@ class ToyBackend(BasePT2EBackend):
             QuantizationConfig(activation, activation, weight, None, is_qat=False),
             module_path,
             is_dynamic=self.is_dynamic,
-            has_kernel=lambda node: node.target is aten.linear.default,
+            has_kernel=self.has_kernel,
             kernels_write_int8=False,
         )
 
@@ -301,8 +298,7 @@ class NothingBackend(QuantizerBackend):
     """Finds nothing in a submodule."""
 
     def changed(self, quantizer: Any, module_path: str) -> Any:
-        if module_path:
-            quantizer.has_kernel = lambda _: False
+        quantizer.has_kernel = lambda _: not module_path
         return quantizer
 
 
@@ -336,14 +332,9 @@ class WrongDtypeBackend(ToyBackend):
 
 
 class ModulesOnlyBackend(ToyBackend):
-    """Its quantizer looks for weights that a module of torch's holds, by their name."""
+    """Its quantizer goes by the names of weights."""
 
-    def create_quantizer(self, module_path: str = "") -> Any:
-        quantizer = super().create_quantizer(module_path)
-        quantizer.has_kernel = lambda node: (
-            node.target is aten.linear.default and str(node.args[1].target).endswith(".weight")
-        )
-        return quantizer
+    has_kernel = staticmethod(lambda node: str(node.args[1].target).endswith("weight"))
 
 
 class UnsavableBackend(QuantizerBackend):

@@ -237,6 +237,13 @@ def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[
 
 RELU, HARDTANH = ("relu",), ("hardtanh",)
 # fmt: off
+# Options of the forms that convolutions of one and of three dimensions have: no function but relu.
+PLAIN: dict[str, dict[str, Any]] = {
+    "": {}, "_dynamic": {"is_dynamic": True}, "_same": {"geometry": {"padding": "same", "dilation": 2}},
+    "_no_bias_per_tensor": {"geometry": {"bias": False}, "is_per_channel": False},
+    "_relu": {"post_op": F.relu, "post_ops": RELU}, "_int8": {"output": WIDE}, "_int8_narrow": {"output": TIGHT},
+    **{f"_relu{end}": {"output": output, "post_op": F.relu, "post_ops": RELU} for end, output in (("_int8", WIDE), ("_int8_narrow", TIGHT))},
+}
 FORMS = {
     "linear": linear(),
     "linear_3d": linear((2, 5, 16)),
@@ -269,18 +276,10 @@ FORMS = {
     "linear_relu_int8_narrow": linear(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "linear_hardtanh_int8_narrow": linear(output=TIGHT, post_op=nn.Hardtanh(-0.4, 2.0), post_ops=HARDTANH),
     "linear_gelu_int8_narrow": linear(output=TIGHT, post_op=nn.GELU(), post_ops=("gelu",)),
-    "conv1d": conv1d(),
-    "conv1d_no_bias_per_tensor": conv1d(geometry={"bias": False}, is_per_channel=False),
     "conv1d_geometry": conv1d(geometry={"stride": 2, "padding": 2, "dilation": 2, "groups": 2}),
     "conv1d_depthwise": conv1d((8, 8), geometry={"groups": 8, "padding": 1}),
-    "conv1d_same": conv1d(geometry={"padding": "same", "dilation": 2}),
     "conv1d_valid": conv1d(geometry={"padding": "valid"}),
-    "conv1d_relu": conv1d(post_op=F.relu, post_ops=RELU),
-    "conv1d_int8": conv1d(output=WIDE),
-    "conv1d_relu_int8": conv1d(output=WIDE, post_op=F.relu, post_ops=RELU),
-    "conv1d_int8_narrow": conv1d(output=TIGHT),
-    "conv1d_relu_int8_narrow": conv1d(output=TIGHT, post_op=F.relu, post_ops=RELU),
-    "conv1d_dynamic": conv1d(is_dynamic=True),
+    **{f"{name}{end}": make(**options) for name, make in (("conv1d", conv1d), ("conv3d", conv3d)) for end, options in PLAIN.items()},
     "conv2d": conv2d(),
     "conv2d_channels_last": conv2d(is_channels_last=True),
     "conv2d_pointwise": conv2d(kernel=1),
@@ -313,16 +312,7 @@ FORMS = {
     "conv2d_relu_int8_narrow": conv2d(output=TIGHT, post_op=F.relu, post_ops=RELU),
     "conv2d_relu6_int8_narrow": conv2d(output=TIGHT, post_op=nn.ReLU6(), post_ops=HARDTANH),
     "conv2d_silu_int8_narrow": conv2d(output=TIGHT, post_op=nn.SiLU(), post_ops=("silu",)),
-    "conv3d": conv3d(),
-    "conv3d_no_bias_per_tensor": conv3d(geometry={"bias": False}, is_per_channel=False),
     "conv3d_geometry": conv3d(geometry={"stride": (1, 2, 1), "padding": (1, 0, 2), "groups": 2}),
-    "conv3d_same": conv3d(geometry={"padding": "same", "dilation": (1, 2, 1)}),
-    "conv3d_relu": conv3d(post_op=F.relu, post_ops=RELU),
-    "conv3d_int8": conv3d(output=WIDE),
-    "conv3d_relu_int8": conv3d(output=WIDE, post_op=F.relu, post_ops=RELU),
-    "conv3d_int8_narrow": conv3d(output=TIGHT),
-    "conv3d_relu_int8_narrow": conv3d(output=TIGHT, post_op=F.relu, post_ops=RELU),
-    "conv3d_dynamic": conv3d(is_dynamic=True, geometry={"padding": 1}),
     "conv2d_add_quantized_int8_narrow": conv2d(residual="quantized", output=TIGHT, is_channels_last=True),
 }
 # fmt: on
