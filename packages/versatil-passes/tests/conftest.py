@@ -217,8 +217,7 @@ def conv(
     return _form(make, (2, channels[0], *size), options)
 
 
-conv1d = partial(conv, nn.Conv1d, (10,))
-conv2d = partial(conv, nn.Conv2d, (10, 9))
+conv1d, conv2d = partial(conv, nn.Conv1d, (10,)), partial(conv, nn.Conv2d, (10, 9))
 conv3d = partial(conv, nn.Conv3d, (4, 6, 5))
 
 
@@ -237,7 +236,7 @@ def _form(layer: Callable[[], nn.Module], shape: tuple[int, ...], options: dict[
 
 RELU, HARDTANH = ("relu",), ("hardtanh",)
 # fmt: off
-# Options of the forms that convolutions of one and of three dimensions have: no function but relu.
+# Forms of convolutions of one and of three dimensions.
 PLAIN: dict[str, dict[str, Any]] = {
     "": {}, "_dynamic": {"is_dynamic": True}, "_same": {"geometry": {"padding": "same", "dilation": 2}},
     "_no_bias_per_tensor": {"geometry": {"bias": False}, "is_per_channel": False},
