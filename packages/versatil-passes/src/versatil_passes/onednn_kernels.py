@@ -139,9 +139,10 @@ def bind(
         # This kernel applies no function. Quantizing keeps the order of values, and 0 becomes the zero point.
         plain = replace(call, post_op="none")
         y = bind(plain, packed, weight_zero_points, emit, is_in_place=is_in_place)
-        if call.has_int8_output:
-            return emit(aten.clamp_min.default, y, call.output_zero_point)
-        return emit(aten.relu.default, y)
+        if not call.has_int8_output:
+            return emit(aten.relu.default, y)
+        is_clamped = call.output_zero_point == call.output_quant_min
+        return y if is_clamped else emit(aten.clamp_min.default, y, call.output_zero_point)
     y = _kernel(call, emit, head) if call.other is None else _kernel_in_place(call, emit, head)
     if call.is_output_narrow and not _folds_clamp(call):
         y = _clamp(call, y, emit)
