@@ -106,10 +106,12 @@ def test_additions_in_place_only_where_allowed(build: Any) -> None:
     assert _in_place_kernels(module) == []
 
 
-@pytest.mark.parametrize("activations", ["same", "other"])
-def test_a_weight_that_two_calls_use_is_packed_once(activations: str, build: Any) -> None:
-    """A linear's packed weight does not depend on its activations; a convolution's does."""
-    second = build.narrow if activations == "same" else (0.07, 50, 0, 127, torch.uint8)
+@pytest.mark.parametrize(("zero_point", "count"), [(64, 2), (50, 2), (0, 3)])
+def test_a_weight_that_two_calls_use_is_packed_once(
+    zero_point: int, count: int, build: Any
+) -> None:
+    """A linear's packed weight does not depend on its activations; a convolution's, on whether they have an offset."""
+    second = (0.07, zero_point, 0, 127, torch.uint8)
 
     def function(buffers: Any, x: Tensor, image: Tensor) -> Any:
         weight, kernel = build.dequantized(buffers), build.dequantized(buffers.conv)
@@ -128,7 +130,7 @@ def test_a_weight_that_two_calls_use_is_packed_once(activations: str, build: Any
     assert len(build.lower(exported).lowered) == 4
 
     packed = {name for name, _ in exported.named_buffers() if name.startswith("_weight")}
-    assert len(packed) == (2 if activations == "same" else 3)
+    assert len(packed) == count
     for result, wanted in zip(exported(*inputs), expected, strict=True):
         build.assert_exact(result, wanted)
 

@@ -26,6 +26,14 @@ def same_shape(first: torch.Tensor, second: torch.Tensor) -> bool:
     )
 
 
+def size_hint(size: Any) -> int | None:
+    """The size in the example that a graph was captured with; ``None`` where there is none."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(size.node, "hint", None)
+    return None if hint is None else int(hint)
+
+
 def storage_id(value: torch.Tensor) -> int:
     """Identity of the storage behind a fake tensor: equal for a tensor and its views."""
     identity: int = value.untyped_storage()._cdata

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from versatil_passes.graph_queries import constant_of, erase_unread
+from versatil_passes._torch_compat import size_hint
+from versatil_passes.graph_queries import constant_of, erase_unread, value_of
 from versatil_passes.int8_ops import Int8Call, is_int8_op
 from versatil_passes.kernel_graph import Emit, GraphConstants, call_now, graph_emit
 from versatil_passes.onednn_geometry import (
@@ -73,7 +74,7 @@ class OneDNNKernels:
 
     def uuid(self) -> str:
         """Identity for compile caches."""
-        return f"versatil_passes.OneDNNKernels/3/{self.allow_in_place}"
+        return f"versatil_passes.OneDNNKernels/4/{self.allow_in_place}"
 
     def _bind(self, node: Node, constants: GraphConstants) -> bool:
         call = Int8Call.from_args(node.args)
@@ -111,10 +112,26 @@ def pack(call: Int8Call, weight: torch.Tensor, w_scale: torch.Tensor) -> torch.T
     if call.geometry is None:
         packed: torch.Tensor = onednn.qlinear_prepack(weight.contiguous(), None)
     else:
-        x_scale, x_zero_point = (1.0, 0) if call.is_dynamic else (call.x_scale, call.x_zero_point)
+        zero_point, shape = _layout_of(call)
         weight = with_channels_of(call, weight)
-        packed = onednn.qconv_prepack(weight, w_scale, x_scale, x_zero_point, *call.geometry, None)
+        packed = onednn.qconv_prepack(weight, w_scale, 1.0, zero_point, *call.geometry, shape)
     return packed
+
+
+def _layout_of(call: Int8Call) -> tuple[int, list[int] | None]:
+    """What a convolution's weight is packed for: a zero point, and the shape of the activation.
+
+    oneDNN lays a weight out for the sizes of the activation, and differently where its zero point is not 0; a kernel
+    that gets another layout makes its own at every call, which can take longer than the convolution. Scales don't
+    matter. What torch (2.9 to 2.15) asks oneDNN is remembered by sizes, whatever the zero point is: the batch size,
+    which doesn't matter either, keeps the two kinds apart. A measured zero point is taken for one that is not 0:
+    the layout for that is the one that takes long to make.
+    """
+    zero_point = 0 if call.x_zero_point == 0 and not call.is_dynamic else 1
+    value = call.qx if isinstance(call.qx, torch.Tensor) else value_of(call.qx)
+    sizes = [None] if value is None else [size_hint(size) for size in value.shape[1:]]
+    known = [size for size in sizes if size is not None]
+    return zero_point, [1 + zero_point, *known] if len(known) == len(sizes) else None
 
 
 def bind(
@@ -242,12 +259,10 @@ def _packed_weight(constants: GraphConstants, call: Int8Call) -> Node:
     weight, w_scale = constant_of(call.weight), constant_of(call.w_scale)
     assert weight is not None
     assert w_scale is not None
-    activation = (
-        () if call.geometry is None or call.is_dynamic else (call.x_scale, call.x_zero_point)
-    )
+    layout = () if call.geometry is None else (repr(_layout_of(call)),)
     scales = (str(call.w_scale.target), repr(call.w_scale.args))
     geometry = repr(call.geometry), has_second_channel(call)
-    key = ("weight", str(call.weight.target), scales, geometry, activation)
+    key = ("weight", str(call.weight.target), scales, geometry, *layout)
     return constants.get(key, lambda: pack(call, weight, w_scale), call.weight)
 
 
