@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from versatil_core import audit, check_exactness, compile, lower, quantize, sqnr_db  # noqa: A004 -- the verb
 from versatil_x86 import X86InductorBackend
-from versatil_x86._torch_compat import has_dynamic_conv_kernel
 
 # What torch's own compiler uses; seen by whoever imports it first.
 pytestmark = pytest.mark.filterwarnings(
@@ -159,15 +158,20 @@ FLOAT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, str]] = {
 }
 
 
-def is_left_out(name: str, *, is_dynamic: bool) -> bool:
-    """Whether this torch has no kernel for it: test_rules.py says what happens instead."""
-    return is_dynamic and not has_dynamic_conv_kernel() and "conv" in str(INT8[name][2])
+def cases() -> list[Any]:
+    """Each model, static and dynamic; some versions of torch have no kernel for a dynamic convolution."""
+    takes_kernel = pytest.mark.dynamic_convolution
+    return [
+        pytest.param(
+            name, is_dynamic, marks=[takes_kernel] * (is_dynamic and "conv" in str(layers))
+        )
+        for name, (_, _, layers) in INT8.items()
+        for is_dynamic in (False, True)
+    ]
 
 
-@pytest.mark.parametrize(("name", "is_dynamic"), [*itertools.product(INT8, (False, True))])
+@pytest.mark.parametrize(("name", "is_dynamic"), cases())
 def test_int8_and_exact(name: str, *, is_dynamic: bool) -> None:
-    if is_left_out(name, is_dynamic=is_dynamic):
-        pytest.skip("torch 2.9 has no shape function for a dynamic convolution's kernel")
     torch.manual_seed(0)
     make, shape, layers = INT8[name]
     model, x = make(), torch.randn(shape)  # in training mode, as it may come

@@ -7,14 +7,13 @@ from itertools import product
 
 from versatil_core.kernel_log import LoggedKernel, Problem
 from versatil_core.layer_report import KernelRun, LayerReport
+from versatil_passes.float_layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 
-_CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
-_TRANSPOSED = {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 _PRODUCTS = {"matmul", "bmm", "mm", "addmm", "baddbmm"}
 # Kinds of kernels whose sizes may not be those of the layer, or that are logged without sizes.
 _BY_ORDER = (
-    (_CONVOLUTIONS, {"convolution"}),
-    (_TRANSPOSED, {"deconvolution"}),
+    (CONVOLUTIONS, {"convolution"}),
+    (TRANSPOSED_CONVOLUTIONS, {"deconvolution"}),
     (_PRODUCTS, {"SGEMM_BATCH", "DGEMM_BATCH"}),
 )
 
@@ -53,10 +52,10 @@ def problems_of(layer: LayerReport) -> tuple[Problem, ...]:
             ("gemm", (batch, rows, source[-1], columns)),
             ("gemm", (1, batch * rows, source[-1], columns)),
         )
-    if layer.op in _TRANSPOSED and len(result) > 2 and len(source) > 1:
+    if layer.op in TRANSPOSED_CONVOLUTIONS and len(result) > 2 and len(source) > 1:
         batch, channels, *sizes = result
         return (("deconv", (batch, source[1], channels, *(size for size in sizes if size != 1))),)
-    if layer.op in _CONVOLUTIONS and len(result) > 2 and len(weight) > 2:
+    if layer.op in CONVOLUTIONS and len(result) > 2 and len(weight) > 2:
         batch, channels, *sizes = result
         spatial = [size for size in sizes if size != 1]
         positions, patch = batch * math.prod(sizes), math.prod(weight[1:])

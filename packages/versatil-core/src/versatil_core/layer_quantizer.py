@@ -19,22 +19,13 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from versatil_core.module_scope import is_node_inside
+from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
 from versatil_passes.graph_queries import only_user
 
 _ANNOTATION = "quantization_annotation"
 aten = torch.ops.aten
 
-_LAYERS = frozenset(
-    {
-        aten.linear.default,
-        aten.conv1d.default,
-        aten.conv1d.padding,
-        aten.conv2d.default,
-        aten.conv2d.padding,
-        aten.conv3d.default,
-        aten.conv3d.padding,
-    }
-)
+_LAYERS = frozenset(layer for layer, name in FLOAT_LAYERS.items() if name in LINEAR_AND_CONV)
 _ADDITIONS = frozenset({aten.add.Tensor, aten.add_.Tensor})
 # What a kernel may apply to its result before that is quantized.
 _ACTIVATIONS = frozenset(

@@ -11,18 +11,17 @@ import torch
 from torch.fx import GraphModule, Node
 
 from versatil_core.constant_operands import fold_constants, is_constant
-from versatil_passes.graph_queries import args_of, only_user, value_of
+from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
+from versatil_passes.graph_queries import (
+    args_of,
+    only_user,
+    value_of,
+)
 
 aten = torch.ops.aten
 
-_WEIGHT_AND_BIAS = {
-    aten.linear.default: (1, 2),
-    aten.conv1d.default: (1, 2),
-    aten.conv1d.padding: (1, 2),
-    aten.conv2d.default: (1, 2),
-    aten.conv2d.padding: (1, 2),
-    aten.conv3d.default: (1, 2),
-    aten.conv3d.padding: (1, 2),
+_WEIGHT_AND_BIAS: dict[Any, tuple[int, ...]] = {
+    **{layer: (1, 2) for layer, name in FLOAT_LAYERS.items() if name in LINEAR_AND_CONV},
     aten.embedding.default: (0,),
 }
 """Which arguments of a layer have to be constants."""
@@ -57,7 +56,6 @@ def write_as_linears(module: GraphModule) -> None:
             if index < len(node.args) and isinstance(node.args[index], Node)
         ],
     )
-    module.recompile()
 
 
 def _product(node: Node) -> _Product | None:

@@ -60,9 +60,11 @@ FLOAT_LAYERS: dict[Any, str] = {
 """Operator to the name under which a report lists it: everything that multiplies by weights, or matrices together."""
 
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
-_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 ADVICE: dict[str, str] = {
-    **dict.fromkeys(_TRANSPOSED, "torch has none; nn.Upsample followed by a convolution goes int8"),
+    **dict.fromkeys(
+        TRANSPOSED_CONVOLUTIONS, "torch has none; nn.Upsample followed by a convolution goes int8"
+    ),
     **dict.fromkeys(
         _RECURRENT,
         "it is one operator to torch; its products go int8 if they are written as nn.Linear",
