@@ -142,6 +142,31 @@ def test_a_sum_that_is_read_in_between_stays() -> None:
     torch.testing.assert_close(exported(X), model(X))
 
 
+def test_a_product_stays_before_what_writes_to_its_input() -> None:
+    def function(s: Any, x: Tensor) -> Tensor:
+        x = x * 1
+        y = x @ s.v
+        x.add_(1)
+        return y + s.b
+
+    model = Given(function)
+
+    exported = export(model, X)
+
+    torch.testing.assert_close(exported(X), model(X))
+
+
+def test_a_bias_of_another_dtype_is_no_bias() -> None:
+    model = Given(lambda s, x: x @ s.v + s.b.double())
+
+    exported = export(model, X)
+
+    assert aten.add.Tensor in targets(exported)
+    assert exported(X).dtype == torch.float64
+    # The product itself is float32.
+    torch.testing.assert_close(exported(X), model(X), rtol=1e-5, atol=1e-5)
+
+
 def test_a_bias_of_another_shape_is_no_bias() -> None:
     model = Given(lambda s, x: x @ s.v + s.b[:1])
 

@@ -12,11 +12,7 @@ from torch.fx import GraphModule, Node
 
 from versatil_core.constant_operands import fold_constants, is_constant
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
-from versatil_passes.graph_queries import (
-    args_of,
-    only_user,
-    value_of,
-)
+from versatil_passes.graph_queries import args_of, is_mutating, nodes_between, only_user, value_of
 
 aten = torch.ops.aten
 
@@ -65,7 +61,7 @@ def _product(node: Node) -> _Product | None:
         found = _Product(*args[:2])
     elif node.target is aten.addmm.default and not node.kwargs and len(args) == 3:
         bias, x, weight = args
-        found = _Product(x, weight, bias if _is_bias(bias, _features(weight)) else None)
+        found = _Product(x, weight, bias if _is_bias(bias, weight) else None)
         if found.bias is None:
             return None
     elif node.target is aten.einsum.default and len(args[1]) == 2:
@@ -138,7 +134,10 @@ def _take_bias(linear: Node) -> None:
     if len(linear.args) > 2 or addition is None or addition.target is not aten.add.Tensor:
         return
     others = [other for other in addition.args if isinstance(other, Node) and other is not linear]
-    if len(others) != 1 or addition.kwargs or not _is_bias(others[0], _features(linear)):
+    if len(others) != 1 or addition.kwargs or not _is_bias(others[0], linear):
+        return
+    # The product moves to where the addition is, and its input may be another by then.
+    if any(map(is_mutating, nodes_between(linear, addition))):
         return
     with linear.graph.inserting_before(addition):
         whole = linear.graph.call_function(aten.linear.default, (*linear.args, others[0]))
@@ -148,12 +147,13 @@ def _take_bias(linear: Node) -> None:
         linear.graph.erase_node(node)
 
 
-def _features(node: Node) -> Any:
-    value = value_of(node)
-    return None if value is None else value.shape[-1]
-
-
-def _is_bias(node: Node, features: Any) -> bool:
-    """Whether it is a constant with one value for each output feature."""
-    value = value_of(node)
-    return value is not None and tuple(value.shape) == (features,) and is_constant(node)
+def _is_bias(node: Node, like: Node) -> bool:
+    """Whether it is a constant with one value for each feature along the last axis of ``like``, of its dtype."""
+    value, wanted = value_of(node), value_of(like)
+    return (
+        value is not None
+        and wanted is not None
+        and tuple(value.shape) == (wanted.shape[-1],)
+        and value.dtype == wanted.dtype
+        and is_constant(node)
+    )
