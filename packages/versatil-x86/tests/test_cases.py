@@ -181,19 +181,19 @@ class EveryLayer(nn.Module):
 INT8_LAYERS = {
     ("conv1d", "conv1d"),
     ("conv2d", "conv2d"),
+    ("conv3d", "conv3d"),
     ("linear", "linear"),  # F.linear, named after its node
+    ("linear_default", "linear"),  # words @ self.weight
     ("attention", "linear"),
     ("encoder.self_attn", "linear"),
     ("encoder.linear1", "linear"),
     ("encoder.linear2", "linear"),
 }
 FLOAT_LAYERS = {
-    ("conv3d", "conv3d"),
     ("transposed", "conv_transpose2d"),
     ("lstm", "lstm"),
     ("gru", "gru"),
     ("embedding", "embedding"),
-    ("matmul", "matmul"),
     ("bmm", "bmm"),
     ("attention", "bmm"),
     ("encoder.self_attn", "scaled_dot_product_attention"),
