@@ -70,7 +70,7 @@ def test_for_another_machine_only_the_kernels_are_skipped(tmp_path: Path, builde
     )
 
     # judge: options x models; compilation: tests x options; torch.compile
-    kernel_tests = 2 * 4 + 3 * 2 + 1
+    kernel_tests = 2 * 6 + 3 * 2 + 1
     assert found == {"tests": kernel_tests + 3, "failures": 0, "errors": 0, "skipped": kernel_tests}
 
 
