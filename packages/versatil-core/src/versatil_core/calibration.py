@@ -53,6 +53,30 @@ def calibrate(
     return count
 
 
+def checked_calls(
+    exported: torch.fx.GraphModule,
+    batches: Iterable[Any],
+    example_inputs: Any,
+    input_names: Sequence[str] = (),
+) -> list[ModelInputs]:
+    """Bring batches into the form of the example inputs.
+
+    Args:
+        exported: The model that they are for.
+        batches: As for :func:`calibrate`.
+        example_inputs: As for :func:`calibrate`.
+        input_names: As for :func:`calibrate`.
+
+    Raises:
+        CalibrationError: A batch does not fit the exported model or has NaN or infinity in it.
+    """
+    example, specs = model_inputs(example_inputs), input_specs(exported)
+    return [
+        _checked_call(batch, index, specs, example, input_names)
+        for index, batch in enumerate(batches)
+    ]
+
+
 class LayerObserver(Protocol):
     """A weight observer that also wants to see what its layer computes with.
 

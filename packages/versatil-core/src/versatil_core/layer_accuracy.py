@@ -19,11 +19,13 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from versatil_core.activation_ranges import RangeRecorder
+from versatil_core.equalization import scaled_nodes
 from versatil_core.export import ModelInputs
 from versatil_core.float_graph import float_graph, matching_nodes
 from versatil_core.kept_buffers import KeptBuffers
 from versatil_core.layer_report import ActivationRange
 from versatil_core.recorded_values import ValueRecorder, copies_of, shares_memory
+from versatil_core.reference_info import find_reference_info
 from versatil_core.signal_to_noise import Energies, energies
 
 
@@ -70,7 +72,13 @@ def graph_errors(
         ExportError: torch cannot capture the float model with these inputs.
     """
     of_float = float_graph(float_model, reference, calls[0])
-    matches = matching_nodes(reference, of_float)
+    info = find_reference_info(reference)
+    scaled = scaled_nodes(reference, () if info is None else info.equalized)
+    matches = {
+        ours: theirs
+        for ours, theirs in matching_nodes(reference, of_float).items()
+        if ours not in scaled
+    }
     recorder = RangeRecorder(reference)
     state = KeptBuffers(of_float)
     totals: dict[str, _Total] = {}

@@ -1,5 +1,6 @@
 """Turns a float model into a reference: quantize and dequantize around float operators."""
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,13 +11,31 @@ from torch.fx import GraphModule, Node
 
 from versatil_core import _torch_compat
 from versatil_core.backend import backend_options
-from versatil_core.calibration import calibrate, first_batch_checked, positional_names
+from versatil_core.calibration import (
+    calibrate,
+    checked_calls,
+    first_batch_checked,
+    positional_names,
+)
+from versatil_core.equalization import MAX_BATCHES, apply_in_place, decide
 from versatil_core.errors import CalibrationError, NothingQuantizedError, TrainingUnsupportedError
-from versatil_core.export import check_devices, export, input_specs, model_inputs, tracing
+from versatil_core.export import (
+    ModelInputs,
+    check_devices,
+    export,
+    input_specs,
+    model_inputs,
+    tracing,
+)
 from versatil_core.manifest import current_versions
 from versatil_core.module_scope import is_node_inside
 from versatil_core.parameter_names import rename_weights, weight_names
-from versatil_core.reference_info import ReferenceInfo, TargetInfo, attach_reference_info
+from versatil_core.reference_info import (
+    EqualizedLayers,
+    ReferenceInfo,
+    TargetInfo,
+    attach_reference_info,
+)
 from versatil_core.targets import QuantizationTarget, Targets, as_targets, check_targets
 from versatil_core.versions import check_versions
 
@@ -34,6 +53,7 @@ def quantize(
     *,
     dynamic_shapes: Any = None,
     strict: bool = False,
+    equalize: bool = False,
     progress: bool = False,
 ) -> GraphModule:
     """Quantize a float model; the model itself is never changed.
@@ -47,6 +67,10 @@ def quantize(
             ``DataLoader`` is fine. Needed unless every backend is dynamic. Read once.
         dynamic_shapes: As for ``torch.export.export``; without it, all sizes are fixed.
         strict: As for ``torch.export.export``.
+        equalize: Whether to move outliers from the inputs of linear layers into their weights
+            first, which makes transformers more accurate. It needs calibration also for dynamic
+            backends, of which it keeps up to eight batches in memory, and takes about a second
+            for each layer. What it did is in ``reference_info(reference).equalized``.
         progress: Whether to show the calibration's progress on stderr.
 
     Returns:
@@ -73,7 +97,7 @@ def quantize(
     targets = as_targets(backend_or_targets)
     check_targets(model, targets)
     _refuse_training(targets)
-    batches = _calibration_batches(targets, calibration)
+    batches = _calibration_batches(targets, calibration, equalize=equalize)
     device_types = _common_device_types(targets)
     check_devices(model, model_inputs(example_inputs), device_types)
     with tracing:
@@ -84,9 +108,16 @@ def quantize(
             strict=strict,
             supported_device_types=device_types,
         )
+    names = positional_names(model)
+    equalized: tuple[EqualizedLayers, ...] = ()
+    if equalize and batches is not None:
+        iterator = iter(batches)
+        first = list(itertools.islice(iterator, MAX_BATCHES))
+        batches = itertools.chain(first, iterator)
+        calls = checked_calls(exported, first, example_inputs, names)
+        equalized = _equalize_in_place(exported, targets, calls)
     state = {name: buffer.clone() for name, buffer in exported.named_buffers()}
     prepared = _prepare_in_place(exported, targets)
-    names = positional_names(model)
     if batches is None:
         # Also the observers of the weights measure only while the model runs: without one call
         # every scale would be that of an empty tensor. But an example is no data, it may be all
@@ -100,8 +131,18 @@ def quantize(
             count = calibrate(prepared, shown, example_inputs, input_names=names)
     reference = _convert_in_place(prepared)
     _restore_buffers(reference, state)
-    attach_reference_info(reference, _info(reference, targets, count))
+    attach_reference_info(reference, _info(reference, targets, count, equalized))
     return reference
+
+
+def _equalize_in_place(
+    exported: GraphModule, targets: Sequence[QuantizationTarget], calls: Sequence[ModelInputs]
+) -> tuple[EqualizedLayers, ...]:
+    with tracing:
+        prepared = _prepare_in_place(own_copy(exported), targets)
+    decisions = decide(exported, prepared, calls)
+    apply_in_place(exported, decisions)
+    return tuple(decision.summary for decision in decisions)
 
 
 def _restore_buffers(reference: GraphModule, state: Mapping[str, torch.Tensor]) -> None:
@@ -249,7 +290,7 @@ def _refuse_training(targets: Sequence[QuantizationTarget]) -> None:
 
 
 def _calibration_batches(
-    targets: Sequence[QuantizationTarget], calibration: Iterable[Any] | None
+    targets: Sequence[QuantizationTarget], calibration: Iterable[Any] | None, *, equalize: bool
 ) -> Iterable[Any] | None:
     """Return batches that are known not to be empty, or None if none are needed."""
     static = [target for target in targets if not target.backend.is_dynamic]
@@ -260,6 +301,11 @@ def _calibration_batches(
             f"{static[0].backend!r} quantizes activations with fixed ranges, which it takes from "
             f"calibration data, but calibration is missing: pass calibration=[batch, ...] with "
             f"representative inputs, or use a backend with is_dynamic=True"
+        )
+    if equalize:
+        raise CalibrationError(
+            "equalize=True looks for outliers in calibration data, but calibration is missing: "
+            "pass calibration=[batch, ...] with representative inputs, or leave equalize out"
         )
     return None
 
@@ -296,7 +342,10 @@ def _is_annotated(node: Node) -> bool:
 
 
 def _info(
-    reference: GraphModule, targets: Sequence[QuantizationTarget], calibration_batches: int
+    reference: GraphModule,
+    targets: Sequence[QuantizationTarget],
+    calibration_batches: int,
+    equalized: tuple[EqualizedLayers, ...],
 ) -> ReferenceInfo:
     return ReferenceInfo(
         targets=tuple(
@@ -311,6 +360,7 @@ def _info(
         inputs=input_specs(reference),
         calibration_batches=calibration_batches,
         versions=current_versions(),
+        equalized=equalized,
     )
 
 

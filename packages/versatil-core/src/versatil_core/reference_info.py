@@ -1,7 +1,7 @@
 """What a reference says about itself: how it was made, and which inputs it takes."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -63,6 +63,29 @@ class TargetInfo:
 
 
 @dataclass(frozen=True)
+class EqualizedLayers:
+    """What equalization did with the linear layers that read one tensor.
+
+    Attributes:
+        layers: Their module paths.
+        alpha: The exponent of the factors; None if the layers were left alone.
+        placement: Where the factors are: ``"layer norm"`` or ``"linear"``, at no cost, or
+            ``"multiply"``; ``""`` if the layers were left alone.
+        folded_into: Module path of that layer norm or linear; ``""`` if there is none.
+        gain_db: By how much the error of the layers' outputs is less, on calibration data that
+            the factors weren't made from.
+        reason: Why the layers were left alone; ``""`` if they weren't.
+    """
+
+    layers: tuple[str, ...]
+    alpha: float | None
+    placement: str
+    folded_into: str
+    gain_db: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class ReferenceInfo:
     """How a reference was made; kept in ``reference.meta["versatil"]`` and in saved files.
 
@@ -72,12 +95,14 @@ class ReferenceInfo:
         calibration_batches: Number of calibration batches that the observers saw, without the
             example inputs.
         versions: Distribution -> version with which it was made.
+        equalized: What equalization did, for each group of linear layers; empty without it.
     """
 
     targets: tuple[TargetInfo, ...]
     inputs: tuple[InputSpec, ...]
     calibration_batches: int
     versions: Mapping[str, str]
+    equalized: tuple[EqualizedLayers, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; :meth:`from_dict` is the way back."""
@@ -96,6 +121,8 @@ class ReferenceInfo:
             inputs=tuple(_input_spec(spec) for spec in values["inputs"]),
             calibration_batches=int(values["calibration_batches"]),
             versions=texts(values["versions"]),
+            # Files that were written before there was equalization say nothing of it.
+            equalized=tuple(_equalized_layers(group) for group in values.get("equalized", ())),
         )
 
 
@@ -152,6 +179,15 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
     ):
         raise TypeError(f"expected names and texts, got {values!r}")
     return dict(values)
+
+
+def _equalized_layers(values: Mapping[str, Any]) -> EqualizedLayers:
+    found = EqualizedLayers(**values)
+    named = (*found.layers, found.placement, found.folded_into, found.reason)
+    if not all(isinstance(text, str) for text in named):
+        raise TypeError(f"equalized layers are named by texts, not as in {found}")
+    alpha = None if found.alpha is None else float(found.alpha)
+    return replace(found, layers=tuple(found.layers), alpha=alpha, gain_db=float(found.gain_db))
 
 
 def _input_spec(values: Mapping[str, Any]) -> InputSpec:
