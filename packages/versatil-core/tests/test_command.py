@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,10 @@ class WithConv(torch.nn.Module):
 def model(): return Net()
 def with_example(): return Net(), torch.ones(2, 8)
 def complete(): return Net(), torch.ones(2, 8), [torch.randn(2, 8) for _ in range(3)]
+def outliers():
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 8) * torch.tensor([50.0] + 7 * [1.0]) for _ in range(4)]
+    return Net(), batches[0], batches
 def with_conv(): return WithConv(), torch.ones(2, 1, 5, 5), [torch.randn(2, 1, 5, 5)]
 def broken(): raise OSError("weights are gone")
 """
@@ -72,6 +77,24 @@ def test_quantize_writes_a_file_that_loads(module: str, tmp_path: Path) -> None:
     assert "calibrate and quantize: " in result.stderr
     assert load(tmp_path / "out.pt2")(torch.ones(2, 8)).shape == (2, 4)
     assert [path.name for path in tmp_path.glob("*out*")] == ["out.pt2"]
+
+
+def test_inspect_says_what_was_equalized(module: str) -> None:
+    arguments = ("quantize", f"{module}:outliers", "-o", "out.pt2")
+    assert run(*arguments).exit_code == 0
+    assert "equalized" not in run("inspect", "out.pt2").stdout
+    assert run(*arguments, "--equalize").exit_code == 0
+
+    result = run("inspect", "out.pt2")
+    values = json.loads(run("inspect", "out.pt2", "--json").stdout)
+
+    assert "of 2 groups of linear layers that read one tensor" in result.stdout
+    text = " ".join(result.stdout.split())
+    assert re.search(r"body( and 1 more)?: by a multiply, alpha .* dB less", text), text
+    assert [group["layers"] for group in values["manifest"]["info"]["equalized"]] == [
+        ["body"],
+        ["head"],
+    ]
 
 
 def test_quantize_json_is_all_of_stdout(module: str) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.export import Dim
 
 from versatil_core import ModelFileError, QuantizationTarget, quantize, reference_info
-from versatil_core.reference_info import ReferenceInfo, find_reference_info
+from versatil_core.reference_info import EqualizedLayers, ReferenceInfo, find_reference_info
 
 
 @pytest.fixture
@@ -50,6 +51,31 @@ def test_it_may_lack_reasons(reference: torch.fx.GraphModule) -> None:
     del values["targets"][0]["reasons"]
 
     assert ReferenceInfo.from_dict(values).targets[0].reasons == {}
+
+
+def test_it_says_what_was_equalized(reference: torch.fx.GraphModule) -> None:
+    done = EqualizedLayers(("query", "key"), 0.7, "layer norm", "norm", 6.5, "")
+    left = EqualizedLayers(("head",), None, "", "", 0.0, "its weight is shared")
+    info = replace(reference_info(reference), equalized=(done, left))
+
+    assert ReferenceInfo.from_dict(json.loads(json.dumps(info.to_dict()))) == info
+
+
+def test_it_may_lack_equalization(reference: torch.fx.GraphModule) -> None:
+    """As what was written before there was any."""
+    values = reference_info(reference).to_dict()
+    del values["equalized"]
+
+    assert ReferenceInfo.from_dict(values).equalized == ()
+
+
+def test_damaged_equalization_is_refused(reference: torch.fx.GraphModule) -> None:
+    values = reference_info(reference).to_dict()
+    group = EqualizedLayers(("head",), None, "", "", 0.0, "")
+    values["equalized"] = [{**asdict(group), "reason": 3}]
+
+    with pytest.raises(TypeError, match="named by texts"):
+        ReferenceInfo.from_dict(values)
 
 
 def test_it_survives_json(reference: torch.fx.GraphModule) -> None:

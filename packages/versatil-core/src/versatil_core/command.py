@@ -172,6 +172,14 @@ def quantize(
             "what a factory returns.",
         ),
     ] = None,
+    equalize: Annotated[
+        bool,
+        typer.Option(
+            "--equalize",
+            help="Move outliers from activations into weights first, for the sake of a "
+            "transformer's accuracy; needs calibration.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -189,7 +197,9 @@ def quantize(
 
         chosen = _choose_backend(backend, _backend_options(option or (), is_dynamic=dynamic))
         with StageProgress(console) as progress:
-            audit = quantize_to_file(source, output, chosen, calibration, progress)
+            audit = quantize_to_file(
+                source, output, chosen, calibration, progress, equalize=equalize
+            )
         if as_json:
             _print_json({"output": str(output), **audit.to_dict()})
         else:

@@ -1,13 +1,13 @@
 """How a model file describes itself on a terminal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
 from versatil_core.host import INT8_FEATURES
 from versatil_core.manifest import Manifest, PackageInfo
 from versatil_core.number_text import file_size
-from versatil_core.reference_info import DynamicSize, InputSpec, TargetInfo
+from versatil_core.reference_info import DynamicSize, EqualizedLayers, InputSpec, TargetInfo
 
 __all__ = ["manifest_table"]
 
@@ -38,6 +38,8 @@ def _rows(manifest: Manifest, file_bytes: int) -> Iterator[tuple[str, str]]:
         for option, reason in target.reasons.items():
             yield "", f"{option}: {reason}"
     yield "calibration", _calibration(info.calibration_batches)
+    for number, line in enumerate(equalization_lines(info.equalized)):
+        yield "" if number else "equalized", line
     for spec in info.inputs:
         yield "input", input_text(spec)
     if package is None:
@@ -47,6 +49,38 @@ def _rows(manifest: Manifest, file_bytes: int) -> Iterator[tuple[str, str]]:
         yield "needs", _needs(package, manifest.written_with["torch"])
         yield "int8 kernels", f"{package.int8_kernel_calls} calls in its code"
     yield "checked", f"{len(manifest.members)} members, each with the SHA-256 it was written with"
+
+
+def equalization_lines(groups: Sequence[EqualizedLayers]) -> list[str]:
+    """Say what equalization did, one line for each place of the factors and for each reason."""
+    if not groups:
+        return []
+    done = [group for group in groups if not group.reason]
+    noun = "group" if len(groups) == 1 else "groups"
+    lines = [f"{len(done)} of {len(groups)} {noun} of linear layers that read one tensor"]
+    by_place: dict[str, list[EqualizedLayers]] = {}
+    for group in groups:
+        folded = f"folded into a {group.placement}" if group.folded_into else "by a multiply"
+        by_place.setdefault(f"left alone, {group.reason}" if group.reason else folded, []).append(
+            group
+        )
+    for place, members in by_place.items():
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        lines.append(f"{', '.join(members[0].layers)}{more}: {place}{_searched(members)}")
+    return lines
+
+
+def _searched(members: Sequence[EqualizedLayers]) -> str:
+    alphas = [f"{alpha:g}" for alpha in sorted(group.alpha or 0 for group in members)]
+    gains = [f"{gain:.1f}" for gain in sorted(group.gain_db for group in members)]
+    if any(group.alpha is None for group in members):
+        return ""
+    return f", alpha {_span(alphas)}, errors {_span(gains)} dB less"
+
+
+def _span(ordered: Sequence[str]) -> str:
+    first, last = ordered[0], ordered[-1]
+    return first if first == last else f"{first} to {last}"
 
 
 def input_text(spec: InputSpec) -> str:

@@ -22,6 +22,8 @@ def quantize_to_file(
     backend: BasePT2EBackend,
     calibration_path: Path | None,
     progress: StageProgress,
+    *,
+    equalize: bool = False,
 ) -> Audit:
     """Quantize what ``source`` names and save the reference.
 
@@ -32,6 +34,7 @@ def quantize_to_file(
         calibration_path: See `versatil_core.model_factory.load_batches`; goes before
             what a factory returns.
         progress: Shows the stages.
+        equalize: See `versatil_core.quantize.quantize`.
 
     Returns:
         The audit of what was written.
@@ -55,7 +58,12 @@ def quantize_to_file(
         )
     with progress.stage("calibrate and quantize"):
         reference = quantize(
-            loaded.model, example, backend, calibration, dynamic_shapes=loaded.dynamic_shapes
+            loaded.model,
+            example,
+            backend,
+            calibration,
+            dynamic_shapes=loaded.dynamic_shapes,
+            equalize=equalize,
         )
     with progress.stage("audit and save"):
         result = audit(reference, backend)

@@ -38,8 +38,9 @@ MAX_BATCHES = 8
 """The search looks at no more: it keeps what the layers read."""
 MIN_GAIN_DB = 0.5
 """Less is chance, for a change that costs no time."""
-MIN_GAIN_OF_MULTIPLY_DB = 2.0
-"""For a multiply that keeps a linear kernel from writing int8 itself: a loop of its own."""
+MIN_GAIN_OF_MULTIPLY_DB = 3.0
+"""For a multiply that keeps a linear kernel from writing int8 itself, and so takes a loop of its own:
+it must halve the energy of the error."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _too_little(found: Found, least: float, *, is_costly: bool) -> str:
     if found.alpha is None:
         return "no factors make the error of its outputs less"
     what = ", the least for a multiply behind an int8 kernel" if is_costly else ""
-    return f"factors would gain {found.gain_db:.1f} dB, less than {least:g} dB{what}"
+    return f"factors would gain less than {least:g} dB{what}"
 
 
 def _left_alone(group: LinearGroup, found: Found, reason: str) -> Decision:
@@ -206,13 +207,9 @@ def _scale(exported: GraphModule, target: str, factors: torch.Tensor) -> None:
     owner = exported.get_submodule(folder)
     value = getattr(owner, name)
     scaled = value.detach() * factors.to(value.dtype)
-    setattr(
-        owner,
-        name,
-        torch.nn.Parameter(scaled, requires_grad=False)
-        if isinstance(value, torch.nn.Parameter)
-        else scaled,
-    )
+    if isinstance(value, torch.nn.Parameter):
+        scaled = torch.nn.Parameter(scaled, value.requires_grad)
+    setattr(owner, name, scaled)
 
 
 def _insert_multiply(exported: GraphModule, group: LinearGroup, shares: torch.Tensor) -> None:
