@@ -46,7 +46,7 @@ from versatil_core.manifest import Manifest, read_manifest
 from versatil_core.package import package
 from versatil_core.packaged_model import PackagedModel, load_package
 from versatil_core.quantize import convert, prepare, quantize
-from versatil_core.reference_info import ReferenceInfo, reference_info
+from versatil_core.reference_info import EqualizedLayers, ReferenceInfo, reference_info
 from versatil_core.report import ReportStoppedError, report
 from versatil_core.report_gates import gates_of
 from versatil_core.report_result import Report, Verdict, VerdictCode
@@ -66,6 +66,7 @@ __all__ = [
     "BasePT2EBackend",
     "CalibrationError",
     "CompiledModel",
+    "EqualizedLayers",
     "ExactnessReport",
     "ExportError",
     "InductorSettings",
