@@ -137,10 +137,13 @@ def test_float_weights_are_gone(linear_backend: Backend) -> None:
     assert sum(t.dtype == torch.int8 for t in state) == 3
 
 
-def test_the_four_steps_give_what_quantize_gives(linear_backend: Backend) -> None:
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_the_four_steps_give_what_quantize_gives(
+    linear_backend: Backend, *, is_dynamic: bool
+) -> None:
     model = Classifier().eval()
     [x, *_] = batches()
-    backend = linear_backend()
+    backend = linear_backend(is_dynamic=is_dynamic)
 
     exported = export(model, x)
     float_graph = str(exported.graph)

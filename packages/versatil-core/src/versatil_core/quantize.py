@@ -4,6 +4,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,7 +197,18 @@ def own_copy(module: GraphModule) -> GraphModule:
         owner, _, attribute = name.rpartition(".")
         if not _is_called(copied, owner):
             setattr(copied.get_submodule(owner), attribute, buffer.clone())
+    _follow_annotations(module, copied)
     return copied
+
+
+def _follow_annotations(module: GraphModule, copied: GraphModule) -> None:
+    """Let the annotations of a copied graph name its own nodes, where torchao looks for them."""
+    own = dict(zip(module.graph.nodes, copied.graph.nodes, strict=True))
+    for node in copied.graph.nodes:
+        annotation = node.meta.get(_ANNOTATION)
+        if annotation is not None:
+            specs = {own.get(key, key): spec for key, spec in annotation.input_qspec_map.items()}
+            node.meta[_ANNOTATION] = replace(annotation, input_qspec_map=specs)
 
 
 def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarget]) -> GraphModule:
