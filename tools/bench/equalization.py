@@ -2,7 +2,7 @@
 
     cd tools && python -m bench.equalization
 
-The model has its real weights. It is calibrated with 32 real sentences and judged by others.
+The model has its real weights. It is calibrated with 64 real sentences and judged by others.
 Each backend quantizes it as it is, with one exponent for all layers, as in the SmoothQuant
 paper, and with the exponents that `quantize(equalize=True)` searches for. The compiled models
 take turns. stdout is the result, stderr the progress.
@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from torch.fx import GraphModule
 
-from bench.bench_models import BenchModel, minilm
+from bench.bench_models import BenchModel
 from versatil_core import audit, check_exactness, lower, quantize, sqnr_db
 from versatil_core import compile as compile_int8
 from versatil_core.calibration import calibrate
+from versatil_core.demo_minilm import minilm_subject
 from versatil_core.equalization import Decision, apply_in_place
 from versatil_core.equalization_groups import linear_groups, weight_of
 from versatil_core.equalization_search import InputRecorder, factors_of
@@ -74,7 +75,9 @@ def main() -> None:
     results = {}
     with StageProgress(Console(stderr=True)) as progress, torch.no_grad():
         with progress.stage("load, and run in float"):
-            bench = minilm()
+            subject = minilm_subject(progress)
+            example, *_ = subject.held_out
+            bench = BenchModel(subject.model, example, subject.calibration, subject.held_out)
         for name, is_dynamic in (("static", False), ("dynamic", True)):
             backend = X86InductorBackend.for_host(is_dynamic=is_dynamic)
             results[name] = measure(bench, backend, arguments.rounds, progress)
@@ -144,23 +147,25 @@ def table(name: str, rows: dict[str, Row]) -> Table:
     shown = Table(
         title=f"MiniLM, {name} int8", title_justify="left", show_edge=False, pad_edge=False
     )
-    shown.add_column("equalization")
+    shown.add_column("", no_wrap=True)
     for heading in (
         "SQNR to\nfloat, dB",
-        "layers\nin int8",
-        "multiplies",
+        "in\nint8",
+        "multi-\nplies",
         "ops\nexact",
         "latency\nto off",
+        "middle\nhalf",
     ):
         shown.add_column(heading, justify="right", no_wrap=True)
     for way, row in rows.items():
         shown.add_row(
             way,
             f"{row.reference_db:.1f}",
-            f"{row.int8_layers} of {row.layers}",
+            str(row.int8_layers),
             str(row.multiplies),
             f"{row.exact_ops} of {row.ops}",
-            f"{row.latency:.3f} ({row.latency_low:.3f} to {row.latency_high:.3f})",
+            f"{row.latency:.3f}",
+            f"{row.latency_low:.3f} to {row.latency_high:.3f}",
         )
     return shown
 
