@@ -129,7 +129,7 @@ def test_no_factor_passes_a_gelu(linear_backend: Backend) -> None:
 
     down = by_layer(decisions)["down"]
     assert down.placement == "multiply"
-    assert down.gain_db >= 3, "it takes a loop of its own"
+    assert down.gain_db >= 4, "it takes a loop of its own"
     assert torch.equal(exported.get_parameter("up.bias"), model.up.bias)
 
 
