@@ -17,22 +17,23 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.query, self.key, self.value, self.mixed = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.value, self.mixed = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.first, self.second, self.last = (nn.LayerNorm(WIDTH) for _ in range(3))
         with torch.no_grad():
-            for norm in self.norms[:2]:
+            for norm in (self.first, self.second):
                 norm.weight[::21] *= 40
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norms[0](x)
+        x = self.first(x)
         heads = [
             layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         ]
         attended = functional.scaled_dot_product_attention(*heads)
-        x = self.norms[1](x + self.mixed(attended.transpose(1, 2).flatten(2)))
-        return self.norms[2](x + self.down(functional.gelu(self.up(x))))
+        x = self.second(x + self.mixed(attended.transpose(1, 2).flatten(2)))
+        return self.last(x + self.down(functional.gelu(self.up(x))))
 
 
 @pytest.mark.parametrize("saturation", ["safe", "reduce_range", "ignore"])
