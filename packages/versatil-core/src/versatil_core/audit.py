@@ -2,17 +2,20 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from torch.fx import GraphModule
 
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.lower import lowered_copy
-from versatil_core.reference_info import find_reference_info
+from versatil_core.reference_info import TargetInfo, find_reference_info
 from versatil_core.saturation import saturation_advice
+from versatil_core.targets import is_any_inside
 from versatil_core.versions import check_versions
 from versatil_passes import DeclinedOp, LoweredOp, LoweringRecord, LoweringRules
+from versatil_passes.graph_queries import module_paths_of
+from versatil_passes.int8_lowering import NOT_ANNOTATED
 
 
 @dataclass(frozen=True)
@@ -154,14 +157,55 @@ def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
     rules = backend.lowering_rules
     _, record = lowered_copy(reference, rules)
     order = {node.name: position for position, node in enumerate(reference.graph.nodes)}
-    layers = tuple(sorted(audited_layers(record), key=lambda layer: order[layer.node]))
-    return Audit(backend.name, layers, tuple(_notes(reference, layers, rules)))
+    layers = sorted(audited_layers(record), key=lambda layer: order[layer.node])
+    layers = _with_target_reasons(reference, layers)
+    return Audit(backend.name, tuple(layers), tuple(_notes(reference, layers, rules)))
 
 
 def audited_layers(record: LoweringRecord) -> tuple[LayerAudit, ...]:
     """Return one entry for each operator that a lowering dealt with: the int8 ones first."""
     ops: tuple[LoweredOp | DeclinedOp, ...] = (*record.lowered, *record.declined)
     return tuple(map(_layer, ops))
+
+
+def _with_target_reasons(reference: GraphModule, layers: Sequence[LayerAudit]) -> list[LayerAudit]:
+    """Say of layers that nothing asked to quantize whether that is what the targets wanted."""
+    info = find_reference_info(reference)
+    targets = () if info is None else info.targets
+    nodes = {node.name: node for node in reference.graph.nodes}
+    reasons = (
+        unselected_reason(targets, module_paths_of(nodes[layer.node]), layer.op)
+        if (layer.reason or "").endswith(NOT_ANNOTATED)
+        else ""
+        for layer in layers
+    )
+    return [
+        replace(layer, reason=reason) if reason else layer
+        for layer, reason in zip(layers, reasons, strict=True)
+    ]
+
+
+def unselected_reason(
+    targets: Sequence[TargetInfo], module_paths: Sequence[str], operator: str
+) -> str:
+    """Say why no target selects an operator; ``""`` if one does, or if there is none.
+
+    Args:
+        targets: Of a reference.
+        module_paths: The operator's module and those around it.
+        operator: Its name in an audit.
+    """
+    around = [target for target in targets if is_any_inside(module_paths, [target.module_path])]
+    if targets and not around:
+        names = " or ".join(repr(target.module_path) for target in targets)
+        return f"it is outside what was quantized: {names}"
+    for target in around:
+        where = repr(target.module_path) if target.module_path else "the whole model"
+        if is_any_inside(module_paths, target.exclude):
+            return f"it is excluded from what was quantized: {where}"
+        if target.operators and operator not in target.operators:
+            return f"only {', '.join(target.operators)} of {where} was quantized"
+    return ""
 
 
 def _notes(

@@ -172,6 +172,27 @@ def quantize(
             "what a factory returns.",
         ),
     ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[=MODE]",
+            help="Quantize this module, with all in it, and nothing else; * stands for any name, "
+            "as in layers.*.mlp. MODE is static or dynamic, without it what --dynamic says. "
+            "Repeatable.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Leave this module float, with all in it. Repeatable."),
+    ] = None,
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Quantize operators of this name only, such as linear; names as `inspect` "
+            "shows them. Repeatable.",
+        ),
+    ] = None,
     equalize: Annotated[
         bool,
         typer.Option(
@@ -193,12 +214,25 @@ def quantize(
 
     with job(is_verbose=verbose) as console:
         from versatil_core.command_quantize import quantize_to_file
+        from versatil_core.command_targets import TargetOptions
         from versatil_core.progress import StageProgress
 
-        chosen = _choose_backend(backend, _backend_options(option or (), is_dynamic=dynamic))
+        options = _backend_options(option or (), is_dynamic=dynamic)
+
+        def make_backend(is_dynamic: bool | None) -> "BasePT2EBackend":
+            mode = {} if is_dynamic is None else {"is_dynamic": is_dynamic}
+            return _choose_backend(backend, {**options, **mode})
+
+        make_backend(None)  # a wrong option is told before the model is loaded
         with StageProgress(console) as progress:
             audit = quantize_to_file(
-                source, output, chosen, calibration, progress, equalize=equalize
+                source,
+                output,
+                make_backend,
+                calibration,
+                progress,
+                targets=TargetOptions(target or (), exclude or (), operator or ()),
+                equalize=equalize,
             )
         if as_json:
             _print_json({"output": str(output), **audit.to_dict()})

@@ -106,7 +106,9 @@ def _versions(versions: Mapping[str, str]) -> str:
 def _target(target: TargetInfo) -> str:
     options = ", ".join(f"{name}={value!r}" for name, value in target.options.items())
     where = f" in {target.module_path}" if target.module_path else ""
-    return f"{target.backend}({options}){where}"
+    only = f", only {', '.join(target.operators)}" if target.operators else ""
+    without = f", without {', '.join(target.exclude)}" if target.exclude else ""
+    return f"{target.backend}({options}){where}{only}{without}"
 
 
 def _calibration(batches: int) -> str:

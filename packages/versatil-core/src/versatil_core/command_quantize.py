@@ -1,11 +1,13 @@
 """What ``versatil quantize`` and ``versatil inspect`` do, apart from the command line."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.fx import GraphModule
 
 from versatil_core.audit import Audit, audit
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.command_targets import TargetOptions, read_targets
 from versatil_core.discovery import create_backend
 from versatil_core.model_factory import ModelSourceError, load_batches, load_model_source
 from versatil_core.progress import StageProgress
@@ -19,10 +21,11 @@ __all__ = ["backend_of", "quantize_to_file"]
 def quantize_to_file(
     source: str,
     output: Path,
-    backend: BasePT2EBackend,
+    make_backend: Callable[[bool | None], BasePT2EBackend],
     calibration_path: Path | None,
     progress: StageProgress,
     *,
+    targets: TargetOptions,
     equalize: bool = False,
 ) -> Audit:
     """Quantize what ``source`` names and save the reference.
@@ -30,10 +33,11 @@ def quantize_to_file(
     Args:
         source: See `versatil_core.model_factory.load_model_source`.
         output: Replaced as a whole at the very end.
-        backend: What to quantize for.
+        make_backend: Makes what to quantize for: dynamic, static (False), or as is the default.
         calibration_path: See `versatil_core.model_factory.load_batches`; goes before
             what a factory returns.
         progress: Shows the stages.
+        targets: Which parts of the model are quantized.
         equalize: See `versatil_core.quantize.quantize`.
 
     Returns:
@@ -60,13 +64,13 @@ def quantize_to_file(
         reference = quantize(
             loaded.model,
             example,
-            backend,
+            read_targets(loaded.model, targets, make_backend),
             calibration,
             dynamic_shapes=loaded.dynamic_shapes,
             equalize=equalize,
         )
     with progress.stage("audit and save"):
-        result = audit(reference, backend)
+        result = audit(reference, backend_of(reference))
         save(reference, output)
     return result
 

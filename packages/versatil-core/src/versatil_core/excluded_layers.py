@@ -7,6 +7,7 @@ from typing import TypeVar
 from versatil_core.audit import LayerAudit
 from versatil_core.errors import TargetError
 from versatil_core.layer_report import LayerReport
+from versatil_core.targets import is_inside
 
 Layer = TypeVar("Layer", LayerAudit, LayerReport)
 
@@ -16,7 +17,7 @@ def float_layers_outside(layers: Sequence[Layer], excluded: Iterable[str]) -> tu
 
     Args:
         layers: Of an audit or a report.
-        excluded: Module paths; each also excludes all modules inside.
+        excluded: Module paths or patterns; each also excludes all modules inside.
 
     Returns:
         Those layers, in the order in which they run.
@@ -26,7 +27,7 @@ def float_layers_outside(layers: Sequence[Layer], excluded: Iterable[str]) -> tu
     """
     paths = [layer.module_path or layer.node for layer in layers]
     for path in (excluded := tuple(excluded)):
-        if not any(_is_inside(layer, path) for layer in paths):
+        if not any(is_inside(layer, path) for layer in paths):
             near = difflib.get_close_matches(path, _with_parents(paths), n=3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             raise TargetError(
@@ -37,12 +38,8 @@ def float_layers_outside(layers: Sequence[Layer], excluded: Iterable[str]) -> tu
     return tuple(
         layer
         for layer, name in zip(layers, paths, strict=True)
-        if not layer.is_int8 and not any(_is_inside(name, path) for path in excluded)
+        if not layer.is_int8 and not any(is_inside(name, path) for path in excluded)
     )
-
-
-def _is_inside(layer: str, path: str) -> bool:
-    return layer == path or layer.startswith(path + ".")
 
 
 def _with_parents(paths: Iterable[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from torch.fx import Node
 
-from versatil_core.targets import is_inside
+from versatil_core.targets import QuantizationTarget, is_any_inside
+from versatil_passes.float_layers import FLOAT_LAYERS
 from versatil_passes.graph_queries import module_paths_of
 
 
@@ -14,6 +15,17 @@ def is_node_inside(node: Node, module_path: str) -> bool:
 
     Args:
         node: A node of a graph from ``torch.export``, strict or not.
-        module_path: Dotted name as in ``named_modules()``; ``""`` is the whole model.
+        module_path: Dotted name as in ``named_modules()``, or a pattern; ``""`` is the whole model.
     """
-    return not module_path or any(is_inside(path, module_path) for path in module_paths_of(node))
+    return is_any_inside(module_paths_of(node), [module_path])
+
+
+def is_node_selected(node: Node, target: QuantizationTarget) -> bool:
+    """Whether a target quantizes a node.
+
+    Args:
+        node: A node of a graph from ``torch.export``, strict or not.
+        target: What is quantized.
+    """
+    operator = FLOAT_LAYERS.get(node.target) if node.op == "call_function" else None
+    return target.selects(module_paths_of(node), operator)

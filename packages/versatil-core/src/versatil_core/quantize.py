@@ -1,14 +1,13 @@
 """Turns a float model into a reference: quantize and dequantize around float operators."""
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
 from versatil_core.backend import backend_options
@@ -19,7 +18,7 @@ from versatil_core.calibration import (
     positional_names,
 )
 from versatil_core.equalization import MAX_BATCHES, apply_in_place, decide
-from versatil_core.errors import CalibrationError, NothingQuantizedError, TrainingUnsupportedError
+from versatil_core.errors import CalibrationError, TrainingUnsupportedError
 from versatil_core.export import (
     ModelInputs,
     check_devices,
@@ -29,7 +28,6 @@ from versatil_core.export import (
     tracing,
 )
 from versatil_core.manifest import current_versions
-from versatil_core.module_scope import is_node_inside
 from versatil_core.parameter_names import rename_weights, weight_names
 from versatil_core.reference_info import (
     EqualizedLayers,
@@ -39,9 +37,6 @@ from versatil_core.reference_info import (
 )
 from versatil_core.targets import QuantizationTarget, Targets, as_targets, check_targets
 from versatil_core.versions import check_versions
-
-if TYPE_CHECKING:
-    from torchao.quantization.pt2e.quantizer import Quantizer
 
 _ANNOTATION = "quantization_annotation"
 
@@ -214,36 +209,18 @@ def _follow_annotations(module: GraphModule, copied: GraphModule) -> None:
 def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarget]) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
+    from versatil_core.target_quantizer import (
+        check_something_annotated,
+        give_own_constants,
+        target_quantizer,
+    )
+
     for target in targets[1:]:
-        _give_own_constants(exported, target.module_path)
-    prepared: GraphModule = prepare_pt2e(exported, _quantizer(targets))
+        give_own_constants(exported, target)
+    prepared: GraphModule = prepare_pt2e(exported, target_quantizer(targets))
     for target in targets:
-        _check_something_annotated(prepared, target.module_path)
+        check_something_annotated(prepared, target)
     return prepared
-
-
-def _give_own_constants(exported: GraphModule, module_path: str) -> None:
-    """Let the nodes of a target read shared weights by nodes of their own.
-
-    torchao observes a node once, for all its readers: by the recipe of whichever target comes first.
-    """
-    for shared in exported.graph.find_nodes(op="get_attr"):
-        inside = [user for user in shared.users if is_node_inside(user, module_path)]
-        if not inside or len(inside) == len(shared.users):
-            continue
-        with exported.graph.inserting_after(shared):
-            own = exported.graph.get_attr(str(shared.target))
-        own.meta = dict(shared.meta)
-        for user in inside:
-            user.replace_input_with(shared, own)
-    exported.recompile()
-
-
-def _quantizer(targets: Sequence[QuantizationTarget]) -> "Quantizer":
-    from torchao.quantization.pt2e.quantizer import ComposableQuantizer
-
-    quantizers = [target.backend.create_quantizer(target.module_path) for target in targets]
-    return quantizers[0] if len(quantizers) == 1 else ComposableQuantizer(quantizers)
 
 
 def _convert_in_place(prepared: GraphModule) -> GraphModule:
@@ -327,32 +304,6 @@ def _common_device_types(targets: Sequence[QuantizationTarget]) -> list[str]:
     return [device for device in first if all(device in other for other in others)]
 
 
-def _check_something_annotated(prepared: GraphModule, module_path: str) -> None:
-    nodes = [
-        node
-        for node in prepared.graph.nodes
-        if node.op == "call_function" and is_node_inside(node, module_path)
-    ]
-    if not any(_is_annotated(node) for node in nodes):
-        found = sorted({str(node.target) for node in nodes if node.target is not operator.getitem})
-        looked_for = ("linear", "conv1d", "conv2d", "conv3d")
-        raise NothingQuantizedError(
-            f"nothing to quantize in {repr(module_path) if module_path else 'the model'}: looked "
-            f"for {', '.join(looked_for)} with a weight of the model, found "
-            f"{', '.join(found) or 'no operator at all'}. Choose a module that runs such layers",
-            module_path=module_path,
-            looked_for=looked_for,
-            found=found,
-        )
-
-
-def _is_annotated(node: Node) -> bool:
-    annotation = node.meta.get(_ANNOTATION)
-    return annotation is not None and any(
-        spec is not None for spec in annotation.input_qspec_map.values()
-    )
-
-
 def _info(
     reference: GraphModule,
     targets: Sequence[QuantizationTarget],
@@ -366,6 +317,8 @@ def _info(
                 target.backend.name,
                 backend_options(target.backend),
                 dict(target.backend.option_reasons),
+                exclude=tuple(target.exclude),
+                operators=tuple(target.operators),
             )
             for target in targets
         ),

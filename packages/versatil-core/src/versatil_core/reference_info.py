@@ -50,16 +50,20 @@ class TargetInfo:
     """A quantization target as it can be written to a file.
 
     Attributes:
-        module_path: The quantized submodule; ``""`` is the whole model.
+        module_path: The quantized submodule, or a pattern; ``""`` is the whole model.
         backend: Name of the backend.
         options: Constructor options of the backend.
         reasons: Option -> why it has its value, where the backend says so.
+        exclude: Module paths of what stays float inside.
+        operators: Names of the operators that are quantized; empty for all.
     """
 
     module_path: str
     backend: str
     options: Mapping[str, Any]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,16 @@ def target_info(values: Mapping[str, Any]) -> TargetInfo:
     info = TargetInfo(**values)
     if not (isinstance(info.module_path, str) and isinstance(info.backend, str)):
         raise TypeError(f"a target names a module and a backend, not {info}")
-    return TargetInfo(info.module_path, info.backend, {**info.options}, texts(info.reasons))
+    names = (*info.exclude, *info.operators)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"a target excludes modules and names operators, not {names}")
+    return replace(
+        info,
+        options={**info.options},
+        reasons=texts(info.reasons),
+        exclude=tuple(info.exclude),
+        operators=tuple(info.operators),
+    )
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -35,6 +35,8 @@ from versatil_passes.onednn_kernels import OneDNNKernels
 from versatil_passes.versions import check_torch
 
 aten = torch.ops.aten
+NOT_ANNOTATED = "the quantizer did not annotate this layer"
+"""How the reason of a layer ends that nothing asked to quantize."""
 
 
 class Int8Lowering:
@@ -187,7 +189,7 @@ class Int8Lowering:
         qd = torch.ops.quantized_decomposed
         static, dynamic = qd.dequantize_per_tensor.default, qd.dequantize_per_tensor.tensor
         if not isinstance(activation, Node) or activation.target not in (static, dynamic):
-            raise _Declined("its input is not quantized: the quantizer did not annotate this layer")
+            raise _Declined(f"its input is not quantized: {NOT_ANNOTATED}")
         if activation.target is dynamic and op not in self.rules.dynamic_ops:
             raise _Declined(
                 f"the backend has no {op} kernel for dynamic activations: quantize it statically"
@@ -215,9 +217,7 @@ class Int8Lowering:
             qd.dequantize_per_tensor.default,
         )
         if not isinstance(dequantize, Node) or dequantize.target not in (per_channel, per_tensor):
-            raise _Declined(
-                "its weight is not quantized: the quantizer did not annotate this layer"
-            )
+            raise _Declined(f"its weight is not quantized: {NOT_ANNOTATED}")
         granularity = "per_channel" if dequantize.target is per_channel else "per_tensor"
         if granularity not in self.rules.weight_granularities:
             raise _Declined(

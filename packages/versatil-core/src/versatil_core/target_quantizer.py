@@ -1,0 +1,130 @@
+"""Annotates exactly what the targets select, whichever quantizers their backends have."""
+
+import operator
+from collections.abc import Sequence
+
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import (
+    ComposableQuantizer,
+    QuantizationAnnotation,
+    Quantizer,
+)
+
+from versatil_core.errors import NothingQuantizedError
+from versatil_core.module_scope import is_node_selected
+from versatil_core.targets import QuantizationTarget
+from versatil_passes.float_layers import FLOAT_LAYERS
+
+_ANNOTATION = "quantization_annotation"
+_LOOKED_FOR = ("linear", "conv1d", "conv2d", "conv3d")
+
+
+def target_quantizer(targets: Sequence[QuantizationTarget]) -> Quantizer:
+    """Return one quantizer for all targets.
+
+    Args:
+        targets: They don't overlap.
+    """
+    quantizers = [_quantizer(target) for target in targets]
+    return quantizers[0] if len(quantizers) == 1 else ComposableQuantizer(quantizers)
+
+
+def _quantizer(target: QuantizationTarget) -> Quantizer:
+    if target.is_whole_module:
+        return target.backend.create_quantizer(target.module_path)
+    return SelectingQuantizer(target)
+
+
+class SelectingQuantizer(Quantizer):
+    """Lets a backend's quantizer see only what a target selects.
+
+    Args:
+        target: Whose backend's quantizer annotates.
+    """
+
+    def __init__(self, target: QuantizationTarget) -> None:
+        super().__init__()
+        self._target = target
+        self._quantizer = target.backend.create_quantizer()
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Do what the backend's quantizer does."""
+        return self._quantizer.transform_for_annotation(model)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate what the target selects, in place; all other nodes stay as they were."""
+        others = [node for node in model.graph.nodes if not is_node_selected(node, self._target)]
+        before = {node: node.meta.get(_ANNOTATION) for node in others}
+        for node in others:
+            # A quantizer leaves alone what is annotated, and does not count on it to be int8.
+            node.meta.setdefault(_ANNOTATION, QuantizationAnnotation(_annotated=True))
+        model = self._quantizer.annotate(model)
+        for node, annotation in before.items():
+            node.meta.pop(_ANNOTATION, None)
+            if annotation is not None:
+                node.meta[_ANNOTATION] = annotation
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Do what the backend's quantizer does."""
+        self._quantizer.validate(model)
+
+
+def give_own_constants(exported: GraphModule, target: QuantizationTarget) -> None:
+    """Let the nodes of a target read shared weights by nodes of their own, in place.
+
+    torchao observes a node once, for all its readers: by the recipe of whichever target comes first.
+
+    Args:
+        exported: What is going to be prepared.
+        target: One of several.
+    """
+    for shared in exported.graph.find_nodes(op="get_attr"):
+        inside = [user for user in shared.users if is_node_selected(user, target)]
+        if not inside or len(inside) == len(shared.users):
+            continue
+        with exported.graph.inserting_after(shared):
+            own = exported.graph.get_attr(str(shared.target))
+        own.meta = dict(shared.meta)
+        for user in inside:
+            user.replace_input_with(shared, own)
+    exported.recompile()
+
+
+def check_something_annotated(prepared: GraphModule, target: QuantizationTarget) -> None:
+    """Check that a target is not empty.
+
+    Args:
+        prepared: What ``prepare_pt2e`` returned.
+        target: One that was annotated.
+
+    Raises:
+        NothingQuantizedError: Nothing in it is annotated, or no operator of a kind it asks for.
+    """
+    nodes = [
+        node
+        for node in prepared.graph.nodes
+        if node.op == "call_function" and is_node_selected(node, target)
+    ]
+    annotated = {FLOAT_LAYERS.get(node.target, "") for node in nodes if _is_annotated(node)}
+    missing = tuple(name for name in target.operators if name not in annotated)
+    if annotated and not missing:
+        return
+    looked_for = missing or _LOOKED_FOR
+    found = sorted({str(node.target) for node in nodes if node.target is not operator.getitem})
+    where = repr(target.module_path) if target.module_path else "the model"
+    raise NothingQuantizedError(
+        f"nothing to quantize in {where}: looked for {', '.join(looked_for)} with a weight of the "
+        f"model, found {', '.join(found) or 'no operator at all'}. Choose a module that runs such "
+        f"layers",
+        module_path=target.module_path,
+        looked_for=looked_for,
+        found=found,
+    )
+
+
+def _is_annotated(node: Node) -> bool:
+    annotation = node.meta.get(_ANNOTATION)
+    return annotation is not None and any(
+        spec is not None for spec in annotation.input_qspec_map.values()
+    )
