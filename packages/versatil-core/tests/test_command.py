@@ -131,6 +131,42 @@ def test_options_of_the_backend(
     assert target.options == {"is_qat": False, **options}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "int8"),
+    [
+        (("--target", "body"), 1),
+        (("--exclude", "head"), 1),
+        (("--target", "body", "--target", "head=dynamic"), 2),
+        (("--operator", "linear"), 2),
+        (("--target", "*", "--exclude", "head", "--dynamic"), 1),
+    ],
+)
+def test_targets(module: str, tmp_path: Path, arguments: tuple[str, ...], int8: int) -> None:
+    result = run("quantize", f"{module}:complete", "-o", "out.pt2", *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert f"{int8} of 2 layers int8" in result.stdout
+    targets = load(tmp_path / "out.pt2").meta["versatil"].targets
+    dynamic = [target.module_path for target in targets if target.options["is_dynamic"]]
+    assert dynamic == {"head=dynamic": ["head"], "--dynamic": ["*"]}.get(arguments[-1], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--target", "bdy"), "did you mean 'body'"),
+        (("--exclude", "hed"), "did you mean 'head'"),
+        (("--target", "body=fast"), "write body=static or body=dynamic"),
+        (("--target", "body", "--target", "body=dynamic"), "overlap"),
+        (("--operator", "liner"), "did you mean 'linear'"),
+    ],
+)
+def test_a_wrong_target_fails(module: str, arguments: tuple[str, ...], message: str) -> None:
+    result = run("quantize", f"{module}:complete", "-o", "out.pt2", *arguments)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+    assert not Path("out.pt2").exists()
+
+
 def test_an_option_goes_with_dynamic(module: str, tmp_path: Path) -> None:
     arguments = ("--dynamic", "--option", "quant_max=255")
     result = run("quantize", f"{module}:with_example", "-o", "out.pt2", *arguments)

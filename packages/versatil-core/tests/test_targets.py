@@ -88,3 +88,83 @@ def test_a_name_that_begins_alike_is_not_inside() -> None:
     assert not is_inside("enc2", "enc")
     assert is_inside("enc.2", "enc")
     assert is_inside("enc", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "is_it"),
+    [
+        ("layers.3.mlp.up", "layers.*.mlp", True),
+        ("layers.3.attention", "layers.*.mlp", False),
+        ("layers.mlp", "layers.*.mlp", False),  # a star is one name, never none
+        ("layers.3.4.mlp", "layers.*.mlp", False),  # and never two
+        ("layers.3", "layers.[0-4]", True),
+        ("layers.5", "layers.[0-4]", False),
+        ("Layers.3", "layers.*", False),
+        ("", "*", False),
+    ],
+)
+def test_patterns(path: str, pattern: str, *, is_it: bool) -> None:
+    assert is_inside(path, pattern) is is_it
+
+
+def test_one_text_is_no_list(linear_backend: Backend) -> None:
+    with pytest.raises(TypeError, match=r"exclude must be a list, got the text 'head'.*\['head'\]"):
+        QuantizationTarget("", linear_backend(), exclude="head")
+    with pytest.raises(TypeError, match="operators must be a list"):
+        QuantizationTarget("", linear_backend(), operators="linear")
+
+
+def test_lists_become_tuples(linear_backend: Backend) -> None:
+    backend = linear_backend()
+    target = QuantizationTarget("", backend, ["head"], ["linear"])
+
+    assert target == QuantizationTarget("", backend, ("head",), ("linear",))
+
+
+@pytest.mark.parametrize("name", ["exclude", "module_path"])
+def test_a_pattern_that_matches_nothing(linear_backend: Backend, name: str) -> None:
+    values = {"module_path": "", "exclude": ()} | {
+        name: "enc.*.hed" if name == "module_path" else ["enc.*.hed"]
+    }
+    with pytest.raises(TargetError, match=r"no module of the model has the path 'enc\.\*\.hed'"):
+        check_targets(Model(), [QuantizationTarget(backend=linear_backend(), **values)])  # type: ignore[arg-type]
+
+
+def test_an_exclusion_must_be_inside_its_target(linear_backend: Backend) -> None:
+    target = QuantizationTarget("enc", linear_backend(), exclude=["head"])
+    with pytest.raises(TargetError, match="'head' in the target 'enc'"):
+        check_targets(Model(), [target])
+
+
+def test_an_unknown_operator_gets_a_suggestion(linear_backend: Backend) -> None:
+    target = QuantizationTarget("", linear_backend(), operators=["liner"])
+    with pytest.raises(TargetError, match="no operator has the name 'liner'") as error:
+        check_targets(Model(), [target])
+    assert "linear" in error.value.suggestions
+
+
+def test_what_is_excluded_does_not_overlap(linear_backend: Backend) -> None:
+    backend = linear_backend()
+    rest = QuantizationTarget("", backend, exclude=["head", "alias"])
+    check_targets(Model(), [rest, QuantizationTarget("head", backend)])
+    check_targets(
+        Model(),
+        [
+            QuantizationTarget("enc", backend, exclude=["enc.0"]),
+            QuantizationTarget("enc.0", backend),
+        ],
+    )
+    with pytest.raises(TargetError, match="both quantize 'enc'"):
+        check_targets(Model(), [rest, QuantizationTarget("enc", backend)])
+    with pytest.raises(
+        TargetError, match=r"'enc\.\*' and 'enc\.1' overlap: both quantize 'enc\.1'"
+    ):
+        check(backend, "enc.*", "enc.1")
+
+
+def test_different_operators_do_not_overlap(linear_backend: Backend) -> None:
+    backend = linear_backend()
+    linears = QuantizationTarget("", backend, operators=["linear"])
+    check_targets(Model(), [linears, QuantizationTarget("enc", backend, operators=["conv2d"])])
+    with pytest.raises(TargetError, match="overlap"):
+        check_targets(Model(), [linears, QuantizationTarget("enc", backend)])

@@ -263,3 +263,19 @@ def test_only_the_target(*, strict: bool) -> None:
 
     assert targets(reference)["quantized_decomposed.dequantize_per_channel.default"] == 1
     assert len(float_layers(reference)) == 1
+
+
+def test_what_follows_an_excluded_layer_stays_float() -> None:
+    """Pooling is int8 behind an int8 layer only; otherwise it would be quantized for nothing."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 4, 3)
+    )
+    x = torch.randn(1, 2, 10, 10)
+    backend = X86InductorBackend(saturation="ignore")
+
+    def quantizes(*exclude: str) -> int:
+        target = QuantizationTarget("", backend, exclude=exclude)
+        reference = quantize(model, x, target, [x])
+        return sum("quantize_per_tensor" in str(node.target) for node in reference.graph.nodes)
+
+    assert (quantizes(), quantizes("0")) == (6, 2)
