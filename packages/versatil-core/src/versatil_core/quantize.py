@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from versatil_core.export import (
     tracing,
 )
 from versatil_core.manifest import current_versions
+from versatil_core.observer_choice import Observers, check_observer_paths, observer_choice
 from versatil_core.parameter_names import rename_weights, weight_names
 from versatil_core.reference_info import (
     EqualizedLayers,
@@ -50,6 +52,7 @@ def quantize(
     dynamic_shapes: Any = None,
     strict: bool = False,
     equalize: bool = False,
+    observers: Observers = None,
     progress: bool = False,
 ) -> GraphModule:
     """Quantize a float model; the model itself is never changed.
@@ -67,6 +70,10 @@ def quantize(
             first, which makes transformers more accurate. It needs calibration also for dynamic
             backends, of which it keeps up to eight batches in memory, and takes about a second
             for each layer. What it did is in ``reference_info(reference).equalized``.
+        observers: How the ranges of activations are chosen: one of ``"min_max"``,
+            ``"moving_average"``, ``"percentile"``, ``"mse"``, ``"entropy"`` and ``"histogram"``,
+            or such names by module path or pattern; of two that match, the later one. Without it,
+            as the backend has it.
         progress: Whether to show the calibration's progress on stderr.
 
     Returns:
@@ -93,6 +100,8 @@ def quantize(
     targets = as_targets(backend_or_targets)
     check_targets(model, targets)
     _refuse_training(targets)
+    choice = observer_choice(observers)
+    check_observer_paths(model, choice)
     batches = _calibration_batches(targets, calibration, equalize=equalize)
     device_types = _common_device_types(targets)
     check_devices(model, model_inputs(example_inputs), device_types)
@@ -113,7 +122,7 @@ def quantize(
         calls = checked_calls(exported, first, example_inputs, names)
         equalized = _equalize_in_place(exported, targets, calls)
     state = {name: buffer.clone() for name, buffer in exported.named_buffers()}
-    prepared = _prepare_in_place(exported, targets)
+    prepared = _prepare_in_place(exported, targets, choice)
     if batches is None:
         # Also the observers of the weights measure only while the model runs: without one call
         # every scale would be that of an empty tensor. But an example is no data, it may be all
@@ -127,7 +136,7 @@ def quantize(
             count = calibrate(prepared, shown, example_inputs, input_names=names)
     reference = _convert_in_place(prepared)
     _restore_buffers(reference, state)
-    attach_reference_info(reference, _info(reference, targets, count, equalized))
+    attach_reference_info(reference, _info(reference, targets, count, equalized, choice))
     return reference
 
 
@@ -206,7 +215,11 @@ def _follow_annotations(module: GraphModule, copied: GraphModule) -> None:
             node.meta[_ANNOTATION] = replace(annotation, input_qspec_map=specs)
 
 
-def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarget]) -> GraphModule:
+def _prepare_in_place(
+    exported: GraphModule,
+    targets: Sequence[QuantizationTarget],
+    observers: Mapping[str, str] = MappingProxyType({}),
+) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
     from versatil_core.target_quantizer import (
@@ -217,7 +230,7 @@ def _prepare_in_place(exported: GraphModule, targets: Sequence[QuantizationTarge
 
     for target in targets[1:]:
         give_own_constants(exported, target)
-    prepared: GraphModule = prepare_pt2e(exported, target_quantizer(targets))
+    prepared: GraphModule = prepare_pt2e(exported, target_quantizer(targets, observers))
     for target in targets:
         check_something_annotated(prepared, target)
     return prepared
@@ -309,6 +322,7 @@ def _info(
     targets: Sequence[QuantizationTarget],
     calibration_batches: int,
     equalized: tuple[EqualizedLayers, ...],
+    observers: Mapping[str, str],
 ) -> ReferenceInfo:
     return ReferenceInfo(
         targets=tuple(
@@ -326,6 +340,7 @@ def _info(
         calibration_batches=calibration_batches,
         versions=current_versions(),
         equalized=equalized,
+        observers=observers,
     )
 
 

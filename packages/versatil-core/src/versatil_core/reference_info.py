@@ -100,6 +100,7 @@ class ReferenceInfo:
             example inputs.
         versions: Distribution -> version with which it was made.
         equalized: What equalization did, for each group of linear layers; empty without it.
+        observers: Module path -> name of the observer that was asked for.
     """
 
     targets: tuple[TargetInfo, ...]
@@ -107,6 +108,7 @@ class ReferenceInfo:
     calibration_batches: int
     versions: Mapping[str, str]
     equalized: tuple[EqualizedLayers, ...] = ()
+    observers: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; :meth:`from_dict` is the way back."""
@@ -127,6 +129,7 @@ class ReferenceInfo:
             versions=texts(values["versions"]),
             # Files that were written before there was equalization say nothing of it.
             equalized=tuple(_equalized_layers(group) for group in values.get("equalized", ())),
+            observers=texts(values.get("observers", {})),
         )
 
 

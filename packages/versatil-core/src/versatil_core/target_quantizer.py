@@ -1,7 +1,10 @@
 """Annotates exactly what the targets select, whichever quantizers their backends have."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
@@ -10,8 +13,10 @@ from torchao.quantization.pt2e.quantizer import (
     Quantizer,
 )
 
-from versatil_core.errors import NothingQuantizedError
-from versatil_core.module_scope import is_node_selected
+from versatil_core.activation_observers import OBSERVERS
+from versatil_core.errors import CalibrationError, NothingQuantizedError
+from versatil_core.module_scope import is_node_inside, is_node_selected
+from versatil_core.observer_choice import has_fixed_range
 from versatil_core.targets import QuantizationTarget
 from versatil_passes.float_layers import FLOAT_LAYERS
 
@@ -19,14 +24,18 @@ _ANNOTATION = "quantization_annotation"
 _LOOKED_FOR = ("linear", "conv1d", "conv2d", "conv3d")
 
 
-def target_quantizer(targets: Sequence[QuantizationTarget]) -> Quantizer:
+def target_quantizer(
+    targets: Sequence[QuantizationTarget], observers: Mapping[str, str] = MappingProxyType({})
+) -> Quantizer:
     """Return one quantizer for all targets.
 
     Args:
         targets: They don't overlap.
+        observers: Module path -> name of the observer of the activations in there.
     """
     quantizers = [_quantizer(target) for target in targets]
-    return quantizers[0] if len(quantizers) == 1 else ComposableQuantizer(quantizers)
+    quantizer = quantizers[0] if len(quantizers) == 1 else ComposableQuantizer(quantizers)
+    return ObservingQuantizer(quantizer, observers) if observers else quantizer
 
 
 def _quantizer(target: QuantizationTarget) -> Quantizer:
@@ -68,6 +77,61 @@ class SelectingQuantizer(Quantizer):
     def validate(self, model: GraphModule) -> None:
         """Do what the backend's quantizer does."""
         self._quantizer.validate(model)
+
+
+class ObservingQuantizer(Quantizer):
+    """Annotates as another quantizer does, but with chosen observers of activations.
+
+    Args:
+        quantizer: It annotates.
+        observers: Module path or pattern -> name of an observer; of two that match, the later one.
+    """
+
+    def __init__(self, quantizer: Quantizer, observers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._quantizer = quantizer
+        self._observers = observers
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Do what the other quantizer does."""
+        return self._quantizer.transform_for_annotation(model)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate, in place.
+
+        Raises:
+            CalibrationError: A path holds nothing that an observer could choose a range for.
+        """
+        model = self._quantizer.annotate(model)
+        annotated = [node for node in model.graph.nodes if _is_annotated(node)]
+        for path, name in self._observers.items():
+            inside = [node for node in annotated if is_node_inside(node, path)]
+            if not sum(_observe(node, OBSERVERS[name]) for node in inside):
+                raise CalibrationError(
+                    f"the observer {name!r} has nothing to do in {path or 'the model'!r}: no "
+                    f"activation there gets a fixed range. Choose a module that is quantized "
+                    f"statically"
+                )
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Do what the other quantizer does."""
+        self._quantizer.validate(model)
+
+
+def _observe(node: Node, observer: Any) -> bool:
+    """Give the activations of an annotated node another observer; say whether there is one."""
+    annotation = node.meta[_ANNOTATION]
+    specs = dict(annotation.input_qspec_map)
+    fixed = [
+        source
+        for source, spec in specs.items()
+        if source.op != "get_attr" and has_fixed_range(spec)
+    ]
+    for source in fixed:
+        specs[source] = replace(specs[source], observer_or_fake_quant_ctr=observer)
+    node.meta[_ANNOTATION] = replace(annotation, input_qspec_map=specs)
+    return bool(fixed)
 
 
 def give_own_constants(exported: GraphModule, target: QuantizationTarget) -> None:

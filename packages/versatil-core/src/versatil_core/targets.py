@@ -126,6 +126,15 @@ def check_targets(model: torch.nn.Module, targets: Sequence[QuantizationTarget])
         _check_apart(first, second, module_paths)
 
 
+def check_pattern(model: torch.nn.Module, pattern: str) -> None:
+    """Check that a module path or a pattern matches a module.
+
+    Raises:
+        TargetError: It matches none.
+    """
+    _matching(pattern, [path for path, _ in model.named_modules(remove_duplicate=False)])
+
+
 def is_inside(module_path: str, container: str) -> bool:
     """Whether a module is ``container`` or somewhere in it.
 
