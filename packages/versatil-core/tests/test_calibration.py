@@ -144,3 +144,48 @@ def test_calibration_takes_no_gradients(linear_backend: Backend) -> None:
     quantize(torch.nn.Linear(4, 4), one(), linear_backend(), [batch])
 
     assert batch.grad is None
+
+
+def test_samples_are_counted(linear_backend: Backend) -> None:
+    shapes = {"x": {0: Dim("n")}, "y": {0: Dim("n")}}
+    loader = ({"y": one(size, 4), "x": one(size, 4)} for size in (3, 5, 2))
+    reference = quantize(
+        TwoInputs(), (one(), one()), linear_backend(), loader, dynamic_shapes=shapes
+    )
+
+    info = reference_info(reference)
+    assert (info.calibration_batches, info.calibration_samples) == (3, 10)
+
+
+def test_patience_stops_when_nothing_moves(linear_backend: Backend) -> None:
+    read = []
+
+    def loader() -> Any:
+        for index in range(100):
+            read.append(index)
+            yield torch.full((3, 4), 2.0 if index >= 4 else 1.0), one(3, 4) * 0
+
+    reference = quantize(TwoInputs(), (one(), one()), linear_backend(), loader(), patience=3)
+
+    # The range moves in the first batch and in the fifth.
+    assert reference_info(reference).calibration_batches == 4
+    assert len(read) == 4
+
+    read.clear()
+    reference = quantize(TwoInputs(), (one(), one()), linear_backend(), loader(), patience=4)
+    assert reference_info(reference).calibration_batches == len(read) == 9
+
+
+def test_slow_growth_is_a_move(linear_backend: Backend) -> None:
+    """Each batch moves the range by half a percent: no two settle, all together are far."""
+    growing = [(torch.full((3, 4), 1.005**i), torch.zeros(3, 4)) for i in range(40)]
+
+    reference = quantize(TwoInputs(), (one(), one()), linear_backend(), growing, patience=5)
+
+    assert reference_info(reference).calibration_batches == 40
+
+
+@pytest.mark.parametrize("patience", [0, -1])
+def test_patience_is_a_count(linear_backend: Backend, patience: int) -> None:
+    with pytest.raises(CalibrationError, match=f"1 or more, got {patience}"):
+        quantize(TwoInputs(), (one(), one()), linear_backend(), [(one(), one())], patience=patience)

@@ -73,7 +73,7 @@ class ValueCounts(torch.nn.Module):
         return -self.limit + (torch.arange(_BINS, dtype=torch.float64) + 0.5) * width
 
 
-class _CountingObserver(UniformQuantizationObserverBase):  # type: ignore[misc] # untyped in torchao
+class _CountingObserver(UniformQuantizationObserverBase):
     """Counts values; a subclass chooses the range from the counts."""
 
     min_val: torch.Tensor
@@ -94,7 +94,7 @@ class _CountingObserver(UniformQuantizationObserverBase):  # type: ignore[misc] 
             self.max_val = torch.maximum(self.max_val, x_orig.detach().max().float())
         return x_orig
 
-    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def calculate_qparams(self, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002 - as in torchao
         """Return scale and zero_point of the chosen range."""
         if float(self.min_val) >= float(self.max_val):  # nothing seen, or one value
             low, high = self.min_val, self.max_val
@@ -167,8 +167,9 @@ class EntropyObserver(_CountingObserver):
             step = (high - low) / (self.quant_max - self.quant_min)
             levels = ((centers[inside].clamp(low, high) - low) / step).round().long()
             # Q spreads what is in a level evenly over those of its bins that hold anything.
-            sums = torch.zeros(256, dtype=torch.float64).index_add_(0, levels, kept)
-            bins = torch.zeros(256, dtype=torch.float64).index_add_(0, levels, kept.sign())
+            empty = torch.zeros(self.quant_max - self.quant_min + 1, dtype=torch.float64)
+            sums = empty.index_add(0, levels, kept)
+            bins = empty.index_add(0, levels, kept.sign())
             q = (sums / bins)[levels]
             p, q = p / p.sum(), q / q.sum()
             return float((p * (p / q).log()).sum())

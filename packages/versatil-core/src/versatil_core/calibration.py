@@ -3,6 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,8 @@ from versatil_core.errors import CalibrationError
 from versatil_core.export import ModelInputs, input_specs, model_inputs
 from versatil_core.reference_info import InputSpec
 from versatil_core.versions import check_versions
+
+_SETTLED = 0.01
 
 
 def calibrate(
@@ -40,17 +43,113 @@ def calibrate(
         UnsupportedVersionError: torch and torchao are not a pair that is tested.
     """
     check_versions()
+    seen = show_batches(
+        prepared, batches, example_inputs, input_names=input_names, observe_layers=observe_layers
+    )
+    return seen.batches
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """How much calibration saw.
+
+    Attributes:
+        batches: How many batches.
+        samples: How many samples: the first sizes of the first input, added up.
+        is_settled: Whether it stopped since the ranges did not change any more.
+    """
+
+    batches: int
+    samples: int
+    is_settled: bool = False
+
+
+def show_batches(
+    prepared: torch.fx.GraphModule,
+    batches: Iterable[Any],
+    example_inputs: Any,
+    *,
+    input_names: Sequence[str] = (),
+    observe_layers: bool = True,
+    patience: int | None = None,
+) -> CalibrationData:
+    """Do what :func:`calibrate` does, until the ranges settle.
+
+    Args:
+        prepared: As for :func:`calibrate`.
+        batches: As for :func:`calibrate`.
+        example_inputs: As for :func:`calibrate`.
+        input_names: As for :func:`calibrate`.
+        observe_layers: As for :func:`calibrate`.
+        patience: Stop after so many batches in a row of which none moved an end of a range by more
+            than 1 % of the range; None for all batches.
+
+    Raises:
+        CalibrationError: As for :func:`calibrate`.
+    """
     example = model_inputs(example_inputs)
     specs = input_specs(prepared)
     run = _runner(prepared, observe_layers=observe_layers)
-    count = 0
+    count = samples = quiet = 0
+    before: list[torch.Tensor] = []
     with torch.no_grad():
         for batch in batches:
-            run(_checked_call(batch, count, specs, example, input_names))
+            call = _checked_call(batch, count, specs, example, input_names)
+            run(call)
             count += 1
+            samples += _sample_count(call)
+            if patience is not None:
+                ranges = _observed_ranges(prepared)
+                quiet = 0 if _have_moved(before, ranges) else quiet + 1
+                # Compared with where they were last heard of: many small steps are a move.
+                before = before if quiet else ranges
+                if quiet >= patience:
+                    return CalibrationData(count, samples, is_settled=True)
     if not count:
         raise empty_calibration_error()
-    return count
+    return CalibrationData(count, samples)
+
+
+def check_patience(patience: int | None) -> None:
+    """Check a number of batches to wait for.
+
+    Raises:
+        CalibrationError: It is less than 1.
+    """
+    if patience is not None and patience < 1:
+        raise CalibrationError(
+            f"patience is the number of batches to wait for a range to move, 1 or more, "
+            f"got {patience}"
+        )
+
+
+def _sample_count(call: ModelInputs) -> int:
+    tensors = (leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
+    first = next(tensors, None)
+    return 1 if first is None else len(first)
+
+
+def _observed_ranges(prepared: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """The smallest and the largest value of each observer that has one range."""
+    ends = [
+        (getattr(module, "min_val", None), getattr(module, "max_val", None))
+        for module in prepared.modules()
+    ]
+    return [
+        torch.stack([low.reshape(()), high.reshape(())])
+        for low, high in ends
+        if isinstance(low, torch.Tensor) and isinstance(high, torch.Tensor)
+        if low.numel() == high.numel() == 1
+    ]
+
+
+def _have_moved(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    if len(before) != len(after):  # nothing was seen before the first batch
+        return True
+    return any(
+        bool((new - old).abs().max() > _SETTLED * (new[1] - new[0]))
+        for old, new in zip(before, after, strict=True)
+    )
 
 
 def checked_calls(

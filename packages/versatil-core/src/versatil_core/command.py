@@ -193,6 +193,21 @@ def quantize(
             "shows them. Repeatable.",
         ),
     ] = None,
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PATH=]NAME",
+            help="How ranges of activations are chosen, in the whole model or in a module: "
+            "min_max, moving_average, percentile, mse, entropy or histogram. Repeatable.",
+        ),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BATCHES",
+            help="Stop calibrating after so many batches in a row that move no range.",
+        ),
+    ] = None,
     equalize: Annotated[
         bool,
         typer.Option(
@@ -214,7 +229,7 @@ def quantize(
 
     with job(is_verbose=verbose) as console:
         from versatil_core.command_quantize import quantize_to_file
-        from versatil_core.command_targets import TargetOptions
+        from versatil_core.command_targets import TargetOptions, read_observers
         from versatil_core.progress import StageProgress
 
         options = _backend_options(option or (), is_dynamic=dynamic)
@@ -233,6 +248,8 @@ def quantize(
                 progress,
                 targets=TargetOptions(target or (), exclude or (), operator or ()),
                 equalize=equalize,
+                observers=read_observers(observer or ()),
+                patience=patience,
             )
         if as_json:
             _print_json({"output": str(output), **audit.to_dict()})

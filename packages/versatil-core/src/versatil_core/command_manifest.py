@@ -37,7 +37,9 @@ def _rows(manifest: Manifest, file_bytes: int) -> Iterator[tuple[str, str]]:
         yield "quantized for", _target(target)
         for option, reason in target.reasons.items():
             yield "", f"{option}: {reason}"
-    yield "calibration", _calibration(info.calibration_batches)
+    yield "calibration", _calibration(info.calibration_batches, info.calibration_samples)
+    for path, name in info.observers.items():
+        yield "", f"observer {name}{f' in {path}' if path else ''}"
     for number, line in enumerate(equalization_lines(info.equalized)):
         yield "" if number else "equalized", line
     for spec in info.inputs:
@@ -111,10 +113,11 @@ def _target(target: TargetInfo) -> str:
     return f"{target.backend}({options}){where}{only}{without}"
 
 
-def _calibration(batches: int) -> str:
+def _calibration(batches: int, samples: int) -> str:
     if batches == 0:
         return "none: scales are measured at every call"
-    return f"{batches} batch{'es' if batches > 1 else ''}"
+    told = f", {samples} sample{'s' if samples > 1 else ''}" if samples else ""
+    return f"{batches} batch{'es' if batches > 1 else ''}{told}"
 
 
 def _needs(package: PackageInfo, torch: str) -> str:

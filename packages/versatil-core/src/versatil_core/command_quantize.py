@@ -10,6 +10,7 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.command_targets import TargetOptions, read_targets
 from versatil_core.discovery import create_backend
 from versatil_core.model_factory import ModelSourceError, load_batches, load_model_source
+from versatil_core.observer_choice import Observers
 from versatil_core.progress import StageProgress
 from versatil_core.quantize import quantize
 from versatil_core.reference_info import reference_info
@@ -27,6 +28,8 @@ def quantize_to_file(
     *,
     targets: TargetOptions,
     equalize: bool = False,
+    observers: Observers = None,
+    patience: int | None = None,
 ) -> Audit:
     """Quantize what ``source`` names and save the reference.
 
@@ -39,6 +42,8 @@ def quantize_to_file(
         progress: Shows the stages.
         targets: Which parts of the model are quantized.
         equalize: See `versatil_core.quantize.quantize`.
+        observers: Likewise.
+        patience: Likewise.
 
     Returns:
         The audit of what was written.
@@ -68,6 +73,8 @@ def quantize_to_file(
             calibration,
             dynamic_shapes=loaded.dynamic_shapes,
             equalize=equalize,
+            observers=observers,
+            patience=patience,
         )
     with progress.stage("audit and save"):
         result = audit(reference, backend_of(reference))

@@ -9,7 +9,7 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.errors import TargetError
 from versatil_core.targets import QuantizationTarget, is_inside
 
-__all__ = ["TargetOptions", "read_targets"]
+__all__ = ["TargetOptions", "read_observers", "read_targets"]
 
 _MODES = {"static": False, "dynamic": True}
 
@@ -57,6 +57,12 @@ def read_targets(
         )
         for place, is_dynamic in places
     ]
+
+
+def read_observers(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``NAME`` and ``PATH=NAME`` texts into module path -> name of an observer."""
+    pairs = (text.rpartition("=") for text in texts)
+    return {path: name for path, _, name in pairs}
 
 
 def _place(text: str) -> tuple[str, bool | None]:

@@ -13,10 +13,12 @@ from torch.fx import GraphModule
 from versatil_core import _torch_compat
 from versatil_core.backend import backend_options
 from versatil_core.calibration import (
-    calibrate,
+    CalibrationData,
+    check_patience,
     checked_calls,
     first_batch_checked,
     positional_names,
+    show_batches,
 )
 from versatil_core.equalization import MAX_BATCHES, apply_in_place, decide
 from versatil_core.errors import CalibrationError, TrainingUnsupportedError
@@ -53,6 +55,7 @@ def quantize(
     strict: bool = False,
     equalize: bool = False,
     observers: Observers = None,
+    patience: int | None = None,
     progress: bool = False,
 ) -> GraphModule:
     """Quantize a float model; the model itself is never changed.
@@ -74,6 +77,8 @@ def quantize(
             ``"moving_average"``, ``"percentile"``, ``"mse"``, ``"entropy"`` and ``"histogram"``,
             or such names by module path or pattern; of two that match, the later one. Without it,
             as the backend has it.
+        patience: Stop calibrating after so many batches in a row of which none moved a range by
+            more than 1 %; None for all batches.
         progress: Whether to show the calibration's progress on stderr.
 
     Returns:
@@ -101,6 +106,7 @@ def quantize(
     check_targets(model, targets)
     _refuse_training(targets)
     choice = observer_choice(observers)
+    check_patience(patience)
     check_observer_paths(model, choice)
     batches = _calibration_batches(targets, calibration, equalize=equalize)
     device_types = _common_device_types(targets)
@@ -127,16 +133,18 @@ def quantize(
         # Also the observers of the weights measure only while the model runs: without one call
         # every scale would be that of an empty tensor. But an example is no data, it may be all
         # zeros: nobody is shown what layers do with it.
-        calibrate(
+        show_batches(
             prepared, [example_inputs], example_inputs, input_names=names, observe_layers=False
         )
-        count = 0
+        seen = CalibrationData(0, 0)
     else:
         with _progress_bar(batches, show=progress) as shown:
-            count = calibrate(prepared, shown, example_inputs, input_names=names)
+            seen = show_batches(
+                prepared, shown, example_inputs, input_names=names, patience=patience
+            )
     reference = _convert_in_place(prepared)
     _restore_buffers(reference, state)
-    attach_reference_info(reference, _info(reference, targets, count, equalized, choice))
+    attach_reference_info(reference, _info(reference, targets, seen, equalized, choice))
     return reference
 
 
@@ -320,7 +328,7 @@ def _common_device_types(targets: Sequence[QuantizationTarget]) -> list[str]:
 def _info(
     reference: GraphModule,
     targets: Sequence[QuantizationTarget],
-    calibration_batches: int,
+    seen: CalibrationData,
     equalized: tuple[EqualizedLayers, ...],
     observers: Mapping[str, str],
 ) -> ReferenceInfo:
@@ -337,7 +345,8 @@ def _info(
             for target in targets
         ),
         inputs=input_specs(reference),
-        calibration_batches=calibration_batches,
+        calibration_batches=seen.batches,
+        calibration_samples=seen.samples,
         versions=current_versions(),
         equalized=equalized,
         observers=observers,

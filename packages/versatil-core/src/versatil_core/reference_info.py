@@ -101,6 +101,7 @@ class ReferenceInfo:
         versions: Distribution -> version with which it was made.
         equalized: What equalization did, for each group of linear layers; empty without it.
         observers: Module path -> name of the observer that was asked for.
+        calibration_samples: Number of samples in those batches; 0 in files that don't say.
     """
 
     targets: tuple[TargetInfo, ...]
@@ -109,6 +110,7 @@ class ReferenceInfo:
     versions: Mapping[str, str]
     equalized: tuple[EqualizedLayers, ...] = ()
     observers: Mapping[str, str] = field(default_factory=dict)
+    calibration_samples: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; :meth:`from_dict` is the way back."""
@@ -130,6 +132,7 @@ class ReferenceInfo:
             # Files that were written before there was equalization say nothing of it.
             equalized=tuple(_equalized_layers(group) for group in values.get("equalized", ())),
             observers=texts(values.get("observers", {})),
+            calibration_samples=int(values.get("calibration_samples", 0)),
         )
 
 
