@@ -67,10 +67,19 @@ class ValueCounts(torch.nn.Module):
         self.limit.mul_(2)
 
     @property
+    def width(self) -> float:
+        """Width of a bin."""
+        return float(2 * self.limit / _BINS)
+
+    @property
     def centers(self) -> torch.Tensor:
         """The middle of each bin."""
-        width = 2 * self.limit / _BINS
-        return -self.limit + (torch.arange(_BINS, dtype=torch.float64) + 0.5) * width
+        return -self.limit + (torch.arange(_BINS, dtype=torch.float64) + 0.5) * self.width
+
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The middle and the count of each bin that holds a value."""
+        is_seen = self.counts > 0
+        return self.centers[is_seen], self.counts[is_seen]
 
 
 class _CountingObserver(UniformQuantizationObserverBase):
@@ -135,8 +144,7 @@ class MSEObserver(_CountingObserver):
 
     def chosen_range(self) -> tuple[float, float]:
         """Found by trying."""
-        seen = self.values.counts > 0
-        centers, counts = self.values.centers[seen], self.values.counts[seen]
+        centers, counts = self.values.seen()
 
         def error(low: float, high: float) -> float:
             step = (high - low) / (self.quant_max - self.quant_min)
@@ -151,9 +159,8 @@ class EntropyObserver(_CountingObserver):
 
     def chosen_range(self) -> tuple[float, float]:
         """Found by trying."""
-        seen = self.values.counts > 0
-        centers, counts = self.values.centers[seen], self.values.counts[seen]
-        width = float(2 * self.values.limit / _BINS)
+        centers, counts = self.values.seen()
+        width = self.values.width
 
         def divergence(low: float, high: float) -> float:
             inside = (centers >= low - width) & (centers <= high + width)

@@ -56,12 +56,10 @@ class CalibrationData:
     Attributes:
         batches: How many batches.
         samples: How many samples: the first sizes of the first input, added up.
-        is_settled: Whether it stopped since the ranges did not change any more.
     """
 
     batches: int
     samples: int
-    is_settled: bool = False
 
 
 def show_batches(
@@ -104,7 +102,7 @@ def show_batches(
                 # Compared with where they were last heard of: many small steps are a move.
                 before = before if quiet else ranges
                 if quiet >= patience:
-                    return CalibrationData(count, samples, is_settled=True)
+                    break
     if not count:
         raise empty_calibration_error()
     return CalibrationData(count, samples)

@@ -73,10 +73,11 @@ def equalization_lines(groups: Sequence[EqualizedLayers]) -> list[str]:
 
 
 def _searched(members: Sequence[EqualizedLayers]) -> str:
-    alphas = [f"{alpha:g}" for alpha in sorted(group.alpha or 0 for group in members)]
-    gains = [f"{gain:.1f}" for gain in sorted(group.gain_db for group in members)]
-    if any(group.alpha is None for group in members):
+    found = [group.alpha for group in members if group.alpha is not None]
+    if not found:  # all were left alone: the members are in one place
         return ""
+    alphas = [f"{alpha:g}" for alpha in sorted(found)]
+    gains = [f"{gain:.1f}" for gain in sorted(group.gain_db for group in members)]
     return f", alpha {_span(alphas)}, errors {_span(gains)} dB less"
 
 

@@ -11,6 +11,7 @@ from unittest import SkipTest, mock
 import torch
 from torch.fx import GraphModule, Node
 
+from versatil_core.annotations import ANNOTATION
 from versatil_core.audit import LayerAudit, audit
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.compile import compile  # noqa: A004 -- the verb
@@ -33,7 +34,6 @@ from versatil_core.quantize import quantize
 from versatil_core.reference_info import reference_info
 from versatil_core.saved_reference import load, save
 
-_ANNOTATION = "quantization_annotation"
 _OBSERVER = "activation_post_process"  # the name torchao gives what it inserts
 _PRODUCTS = 15  # five by hand, four of the attention, four of the layer, and two modules
 _NO_MACHINE = "imaginary"
@@ -210,7 +210,7 @@ def _exported(case: ModelCase) -> Any:
 def _annotated(exported: GraphModule, quantizer: Any) -> list[Node]:
     """Return the nodes that a quantizer annotates, called as ``prepare_pt2e`` calls it."""
     annotated = quantizer.annotate(quantizer.transform_for_annotation(exported))
-    return [node for node in annotated.graph.nodes if node.meta.get(_ANNOTATION) is not None]
+    return [node for node in annotated.graph.nodes if node.meta.get(ANNOTATION) is not None]
 
 
 class _BadDataError(Exception):

@@ -18,11 +18,11 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
+from versatil_core.annotations import ANNOTATION
 from versatil_core.module_scope import is_node_inside
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
 from versatil_passes.graph_queries import only_user
 
-_ANNOTATION = "quantization_annotation"
 aten = torch.ops.aten
 
 _LAYERS = frozenset(layer for layer, name in FLOAT_LAYERS.items() if name in LINEAR_AND_CONV)
@@ -117,7 +117,7 @@ class LayerQuantizer(Quantizer):
         for node in graph.nodes:
             if (
                 node.op == "call_function"
-                and _ANNOTATION not in node.meta
+                and ANNOTATION not in node.meta
                 and is_node_inside(node, self.module_path)
             ):
                 yield node
@@ -135,7 +135,7 @@ class LayerQuantizer(Quantizer):
             if addition is not None and _adds_equal_shapes(addition):
                 last = addition
                 # As in torchao: a linear layer adds in float, and quantizing would cost accuracy.
-                if layer.target in self.adding_layers and _ANNOTATION not in addition.meta:
+                if layer.target in self.adding_layers and ANNOTATION not in addition.meta:
                     other = next(arg for arg in addition.args if arg is not layer)
                     _annotate(addition, {other: self.config.input_activation})
             activation = only_user(last)
@@ -177,7 +177,7 @@ def _is_float(node: Any) -> bool:
 
 
 def _annotate(node: Node, input_specs: dict[Any, Any], **values: Any) -> None:
-    node.meta[_ANNOTATION] = QuantizationAnnotation(
+    node.meta[ANNOTATION] = QuantizationAnnotation(
         input_qspec_map=input_specs, _annotated=True, **values
     )
 

@@ -2,12 +2,8 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
-
-import torch
 
 from versatil_core.errors import CalibrationError
-from versatil_core.targets import check_pattern
 
 OBSERVER_NAMES = ("min_max", "moving_average", "percentile", "mse", "entropy", "histogram")
 """The observers that can be asked for; see :mod:`versatil_core.activation_observers`."""
@@ -34,20 +30,3 @@ def observer_choice(observers: Observers) -> dict[str, str]:
                 f"{', '.join(OBSERVER_NAMES)}"
             )
     return choice
-
-
-def check_observer_paths(model: torch.nn.Module, choice: Mapping[str, str]) -> None:
-    """Check that each pattern matches a module.
-
-    Raises:
-        TargetError: One does not.
-    """
-    for pattern in choice:
-        check_pattern(model, pattern)
-
-
-def has_fixed_range(spec: Any) -> bool:
-    """Whether a quantization spec of an activation is one whose range an observer chooses."""
-    from torchao.quantization.pt2e.quantizer import QuantizationSpec
-
-    return isinstance(spec, QuantizationSpec) and not spec.is_dynamic

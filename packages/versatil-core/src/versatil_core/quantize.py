@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
+from versatil_core.annotations import ANNOTATION
 from versatil_core.backend import backend_options
 from versatil_core.calibration import (
     CalibrationData,
@@ -31,7 +32,7 @@ from versatil_core.export import (
     tracing,
 )
 from versatil_core.manifest import current_versions
-from versatil_core.observer_choice import Observers, check_observer_paths, observer_choice
+from versatil_core.observer_choice import Observers, observer_choice
 from versatil_core.parameter_names import rename_weights, weight_names
 from versatil_core.reference_info import (
     EqualizedLayers,
@@ -39,10 +40,14 @@ from versatil_core.reference_info import (
     TargetInfo,
     attach_reference_info,
 )
-from versatil_core.targets import QuantizationTarget, Targets, as_targets, check_targets
+from versatil_core.targets import (
+    QuantizationTarget,
+    Targets,
+    as_targets,
+    check_module_paths,
+    check_targets,
+)
 from versatil_core.versions import check_versions
-
-_ANNOTATION = "quantization_annotation"
 
 
 def quantize(
@@ -107,7 +112,7 @@ def quantize(
     _refuse_training(targets)
     choice = observer_choice(observers)
     check_patience(patience)
-    check_observer_paths(model, choice)
+    check_module_paths(model, choice)
     batches = _calibration_batches(targets, calibration, equalize=equalize)
     device_types = _common_device_types(targets)
     check_devices(model, model_inputs(example_inputs), device_types)
@@ -217,10 +222,10 @@ def _follow_annotations(module: GraphModule, copied: GraphModule) -> None:
     """Let the annotations of a copied graph name its own nodes, where torchao looks for them."""
     own = dict(zip(module.graph.nodes, copied.graph.nodes, strict=True))
     for node in copied.graph.nodes:
-        annotation = node.meta.get(_ANNOTATION)
+        annotation = node.meta.get(ANNOTATION)
         if annotation is not None:
             specs = {own.get(key, key): spec for key, spec in annotation.input_qspec_map.items()}
-            node.meta[_ANNOTATION] = replace(annotation, input_qspec_map=specs)
+            node.meta[ANNOTATION] = replace(annotation, input_qspec_map=specs)
 
 
 def _prepare_in_place(

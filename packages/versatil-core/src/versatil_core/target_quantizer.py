@@ -10,17 +10,17 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     ComposableQuantizer,
     QuantizationAnnotation,
+    QuantizationSpec,
     Quantizer,
 )
 
 from versatil_core.activation_observers import OBSERVERS
+from versatil_core.annotations import ANNOTATION
 from versatil_core.errors import CalibrationError, NothingQuantizedError
 from versatil_core.module_scope import is_node_inside, is_node_selected
-from versatil_core.observer_choice import has_fixed_range
 from versatil_core.targets import QuantizationTarget
 from versatil_passes.float_layers import FLOAT_LAYERS
 
-_ANNOTATION = "quantization_annotation"
 _LOOKED_FOR = ("linear", "conv1d", "conv2d", "conv3d")
 
 
@@ -44,7 +44,23 @@ def _quantizer(target: QuantizationTarget) -> Quantizer:
     return SelectingQuantizer(target)
 
 
-class SelectingQuantizer(Quantizer):
+class _WrappingQuantizer(Quantizer):
+    """Annotates by another quantizer; a subclass does something around it."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        super().__init__()
+        self._quantizer = quantizer
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Do what the other quantizer does."""
+        return self._quantizer.transform_for_annotation(model)
+
+    def validate(self, model: GraphModule) -> None:
+        """Do what the other quantizer does."""
+        self._quantizer.validate(model)
+
+
+class SelectingQuantizer(_WrappingQuantizer):
     """Lets a backend's quantizer see only what a target selects.
 
     Args:
@@ -52,34 +68,25 @@ class SelectingQuantizer(Quantizer):
     """
 
     def __init__(self, target: QuantizationTarget) -> None:
-        super().__init__()
+        super().__init__(target.backend.create_quantizer())
         self._target = target
-        self._quantizer = target.backend.create_quantizer()
-
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Do what the backend's quantizer does."""
-        return self._quantizer.transform_for_annotation(model)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate what the target selects, in place; all other nodes stay as they were."""
         others = [node for node in model.graph.nodes if not is_node_selected(node, self._target)]
-        before = {node: node.meta.get(_ANNOTATION) for node in others}
+        before = {node: node.meta.get(ANNOTATION) for node in others}
         for node in others:
             # A quantizer leaves alone what is annotated, and does not count on it to be int8.
-            node.meta.setdefault(_ANNOTATION, QuantizationAnnotation(_annotated=True))
+            node.meta.setdefault(ANNOTATION, QuantizationAnnotation(_annotated=True))
         model = self._quantizer.annotate(model)
         for node, annotation in before.items():
-            node.meta.pop(_ANNOTATION, None)
+            node.meta.pop(ANNOTATION, None)
             if annotation is not None:
-                node.meta[_ANNOTATION] = annotation
+                node.meta[ANNOTATION] = annotation
         return model
 
-    def validate(self, model: GraphModule) -> None:
-        """Do what the backend's quantizer does."""
-        self._quantizer.validate(model)
 
-
-class ObservingQuantizer(Quantizer):
+class ObservingQuantizer(_WrappingQuantizer):
     """Annotates as another quantizer does, but with chosen observers of activations.
 
     Args:
@@ -88,13 +95,8 @@ class ObservingQuantizer(Quantizer):
     """
 
     def __init__(self, quantizer: Quantizer, observers: Mapping[str, str]) -> None:
-        super().__init__()
-        self._quantizer = quantizer
+        super().__init__(quantizer)
         self._observers = observers
-
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Do what the other quantizer does."""
-        return self._quantizer.transform_for_annotation(model)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate, in place.
@@ -114,23 +116,19 @@ class ObservingQuantizer(Quantizer):
                 )
         return model
 
-    def validate(self, model: GraphModule) -> None:
-        """Do what the other quantizer does."""
-        self._quantizer.validate(model)
-
 
 def _observe(node: Node, observer: Any) -> bool:
     """Give the activations of an annotated node another observer; say whether there is one."""
-    annotation = node.meta[_ANNOTATION]
+    annotation = node.meta[ANNOTATION]
     specs = dict(annotation.input_qspec_map)
     fixed = [
         source
         for source, spec in specs.items()
-        if source.op != "get_attr" and has_fixed_range(spec)
+        if source.op != "get_attr" and isinstance(spec, QuantizationSpec) and not spec.is_dynamic
     ]
     for source in fixed:
         specs[source] = replace(specs[source], observer_or_fake_quant_ctr=observer)
-    node.meta[_ANNOTATION] = replace(annotation, input_qspec_map=specs)
+    node.meta[ANNOTATION] = replace(annotation, input_qspec_map=specs)
     return bool(fixed)
 
 
@@ -189,7 +187,7 @@ def check_something_annotated(prepared: GraphModule, target: QuantizationTarget)
 
 
 def _is_annotated(node: Node) -> bool:
-    annotation = node.meta.get(_ANNOTATION)
+    annotation = node.meta.get(ANNOTATION)
     return annotation is not None and any(
         spec is not None for spec in annotation.input_qspec_map.values()
     )

@@ -115,7 +115,7 @@ def check_targets(model: torch.nn.Module, targets: Sequence[QuantizationTarget])
     Raises:
         TargetError: A path matches no module, an operator is unknown, or two targets overlap.
     """
-    module_paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    module_paths = _module_paths(model)
     for target in targets:
         inside = _matching(target.module_path, module_paths)
         for path in target.exclude:
@@ -126,13 +126,15 @@ def check_targets(model: torch.nn.Module, targets: Sequence[QuantizationTarget])
         _check_apart(first, second, module_paths)
 
 
-def check_pattern(model: torch.nn.Module, pattern: str) -> None:
-    """Check that a module path or a pattern matches a module.
+def check_module_paths(model: torch.nn.Module, patterns: Iterable[str]) -> None:
+    """Check that each of several module paths or patterns matches a module.
 
     Raises:
-        TargetError: It matches none.
+        TargetError: One matches none.
     """
-    _matching(pattern, [path for path, _ in model.named_modules(remove_duplicate=False)])
+    module_paths = _module_paths(model)
+    for pattern in patterns:
+        _matching(pattern, module_paths)
 
 
 def is_inside(module_path: str, container: str) -> bool:
@@ -168,6 +170,10 @@ def is_any_inside(module_paths: Iterable[str], containers: Iterable[str]) -> boo
 def is_pattern(module_path: str) -> bool:
     """Whether a path may match several modules that are not in one container."""
     return any(character in module_path for character in "*?[")
+
+
+def _module_paths(model: torch.nn.Module) -> list[str]:
+    return [path for path, _ in model.named_modules(remove_duplicate=False)]
 
 
 def _matching(pattern: str, module_paths: Sequence[str], where: str = "") -> list[str]:
