@@ -16,6 +16,8 @@ from versatil_core import (
     reference_info,
     save,
 )
+from versatil_core.audit import unselected_reason
+from versatil_core.reference_info import TargetInfo
 
 Backend = Callable[..., Any]
 
@@ -138,6 +140,17 @@ def test_reasons(linear_backend: Backend) -> None:
 
     assert reasons["layers.0.out"] == "it is excluded from what was quantized: 'layers'"
     assert reasons["head"] == "it is outside what was quantized: 'layers'"
+
+
+def test_a_target_that_selects_a_layer_goes_before_one_that_excludes_it() -> None:
+    rest = TargetInfo("", "fake", {}, exclude=("head",), operators=("linear",))
+    head = TargetInfo("head", "fake", {})
+
+    assert unselected_reason([rest, head], ["", "head"], "linear") == ""
+    assert unselected_reason([head, rest], ["", "head"], "linear") == ""
+    assert "excluded" in unselected_reason([rest], ["", "head"], "linear")
+    assert "only linear" in unselected_reason([rest, head], ["", "body"], "conv1d")
+    assert unselected_reason([], ["", "body"], "conv1d") == ""
 
 
 def test_a_saved_reference_keeps_its_targets(linear_backend: Backend, tmp_path: Any) -> None:

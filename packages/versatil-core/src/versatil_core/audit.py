@@ -11,7 +11,7 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.lower import lowered_copy
 from versatil_core.reference_info import TargetInfo, find_reference_info
 from versatil_core.saturation import saturation_advice
-from versatil_core.targets import is_any_inside
+from versatil_core.targets import is_any_inside, is_selected
 from versatil_core.versions import check_versions
 from versatil_passes import DeclinedOp, LoweredOp, LoweringRecord, LoweringRules
 from versatil_passes.graph_queries import module_paths_of
@@ -195,17 +195,17 @@ def unselected_reason(
         module_paths: The operator's module and those around it.
         operator: Its name in an audit.
     """
+    if not targets or any(is_selected(target, module_paths, operator) for target in targets):
+        return ""
     around = [target for target in targets if is_any_inside(module_paths, [target.module_path])]
-    if targets and not around:
+    if not around:
         names = " or ".join(repr(target.module_path) for target in targets)
         return f"it is outside what was quantized: {names}"
-    for target in around:
-        where = repr(target.module_path) if target.module_path else "the whole model"
-        if is_any_inside(module_paths, target.exclude):
-            return f"it is excluded from what was quantized: {where}"
-        if target.operators and operator not in target.operators:
-            return f"only {', '.join(target.operators)} of {where} was quantized"
-    return ""
+    [target, *_] = around
+    where = repr(target.module_path) if target.module_path else "the whole model"
+    if is_any_inside(module_paths, target.exclude):
+        return f"it is excluded from what was quantized: {where}"
+    return f"only {', '.join(target.operators)} of {where} was quantized"
 
 
 def _notes(

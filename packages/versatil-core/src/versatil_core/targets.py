@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
+from typing import Protocol
 
 import torch
 
@@ -62,17 +63,38 @@ class QuantizationTarget:
             operator: Name of the operator; None for one that isn't listed in an audit, such as
                 pooling, which goes with the layers around it.
         """
-        paths = tuple(module_paths)
-        return (
-            (operator is None or not self.operators or operator in self.operators)
-            and is_any_inside(paths, [self.module_path])
-            and not is_any_inside(paths, self.exclude)
-        )
+        return is_selected(self, module_paths, operator)
 
     @property
     def is_whole_module(self) -> bool:
         """Whether it is everything inside one module, or the whole model."""
         return not (self.exclude or self.operators or is_pattern(self.module_path))
+
+
+class Selection(Protocol):
+    """What a target says of its part of a model, wherever that is written down."""
+
+    @property
+    def module_path(self) -> str:
+        """As for :class:`QuantizationTarget`."""
+
+    @property
+    def exclude(self) -> Sequence[str]:
+        """As for :class:`QuantizationTarget`."""
+
+    @property
+    def operators(self) -> Sequence[str]:
+        """As for :class:`QuantizationTarget`."""
+
+
+def is_selected(selection: Selection, module_paths: Iterable[str], operator: str | None) -> bool:
+    """Whether what belongs to some modules is quantized: :meth:`QuantizationTarget.selects`."""
+    paths = tuple(module_paths)
+    return (
+        (operator is None or not selection.operators or operator in selection.operators)
+        and is_any_inside(paths, [selection.module_path])
+        and not is_any_inside(paths, selection.exclude)
+    )
 
 
 Targets = BasePT2EBackend | QuantizationTarget | Sequence[QuantizationTarget]
