@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from versatil_core import (
@@ -48,7 +48,10 @@ def test_the_names_are_the_observers() -> None:
     assert tuple(OBSERVERS) == OBSERVER_NAMES
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=200, deadline=None)
+@example([65537.0, -6.353937341552207e-12])  # once counted as not negative
+@example([1.0, 2.0, 4.0])  # each on the edge of a bin
+@example([0.0, 0.25])
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 def test_counts_are_kept_whatever_the_order(values: list[float]) -> None:
     together, apart = ValueCounts(), ValueCounts()
@@ -57,8 +60,8 @@ def test_counts_are_kept_whatever_the_order(values: list[float]) -> None:
         apart.add(torch.tensor([value]))
 
     assert float(together.counts.sum()) == float(apart.counts.sum()) == len(values)
-    if float(together.limit) == float(apart.limit):
-        assert torch.equal(together.counts, apart.counts)
+    assert float(together.limit) == float(apart.limit)
+    assert torch.equal(together.counts, apart.counts)
 
 
 def test_percentile_cuts_off_what_is_rare() -> None:

@@ -9,6 +9,7 @@ All but ``min_max`` and ``moving_average`` cut off values that are rare, so that
 - ``histogram`` is torchao's search for the least squared error, which backends use by default.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchao.quantization.pt2e import (
 )
 
 _BINS = 8192
+_LEAST_MAGNITUDE = 2.0**-60
 _KEPT = 0.9999
 # Ends of the range that are tried, as parts of the smallest and the largest value.
 _PARTS = tuple(part / 40 for part in range(8, 41))
@@ -29,8 +31,8 @@ _PARTS = tuple(part / 40 for part in range(8, 41))
 class ValueCounts(torch.nn.Module):
     """Counts values in bins of equal width around zero; the width doubles when a value does not fit.
 
-    Doubling merges pairs of bins, so the counts are exact, and do not depend on the order of the batches but for the
-    width, which the largest magnitude decides.
+    Widths are powers of two, and doubling merges pairs of bins: so a value's bin is exact, and counts and width do not
+    depend on the order of the batches.
     """
 
     counts: torch.Tensor
@@ -51,14 +53,15 @@ class ValueCounts(torch.nn.Module):
         flat = values.detach().flatten().double()
         if not flat.numel():
             return
-        largest = float(flat.abs().max())
+        _, exponent = math.frexp(max(float(flat.abs().max()), _LEAST_MAGNITUDE))
+        needed = 2.0**exponent  # greater than every magnitude
         if float(self.limit) == 0.0:
-            # A power of two, so that the widths of equal data in another order are equal.
-            self.limit.fill_(2.0 ** torch.tensor(max(largest, 2.0**-60)).log2().ceil().item())
-        while largest > float(self.limit):
+            self.limit.fill_(needed)
+        while needed > float(self.limit):
             self._double()
-        limit = float(self.limit)
-        self.counts += torch.histc(flat, _BINS, -limit, limit)
+        # Not histc: it adds the limit first, which rounds a small negative value up to zero.
+        bins = (flat / self.width).floor().long() + _BINS // 2
+        self.counts += torch.bincount(bins, minlength=_BINS)
 
     def _double(self) -> None:
         merged = self.counts.reshape(-1, 2).sum(1)
