@@ -24,9 +24,9 @@ from rich.text import Text
 
 from bench.bench_models import MODELS
 from bench.flows import FLOWS, default_flows
+from bench.machine import cpu_text
 from bench.worker import Report, serve
 from versatil_core import sqnr_db
-from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved
 from versatil_core.progress import StageProgress
 
@@ -120,9 +120,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(results, indent=2, allow_nan=False))
     else:
-        host = read_host()
-        features = ", ".join(host.features)
-        print(f"{host.cpu} ({features}), threads: {arguments.threads}, torch {torch.__version__}")
+        print(f"{cpu_text()}, threads: {arguments.threads}, torch {torch.__version__}")
 
 
 def _flows(text: str) -> list[str]:

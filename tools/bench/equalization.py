@@ -20,6 +20,7 @@ from rich.table import Table
 from torch.fx import GraphModule
 
 from bench.bench_models import BenchModel
+from bench.machine import cpu_text
 from versatil_core import audit, check_exactness, lower, quantize, sqnr_db
 from versatil_core import compile as compile_int8
 from versatil_core.calibration import calibrate
@@ -28,7 +29,6 @@ from versatil_core.equalization import Decision, apply_in_place
 from versatil_core.equalization_groups import linear_groups, weight_of
 from versatil_core.equalization_search import InputRecorder, factors_of
 from versatil_core.export import export, model_inputs
-from versatil_core.host import read_host
 from versatil_core.latency import Timing, measure_interleaved, timed
 from versatil_core.progress import StageProgress
 from versatil_core.quantize import convert, prepare
@@ -89,11 +89,7 @@ def main() -> None:
         }
         print(json.dumps(rows, indent=2, allow_nan=False))
     else:
-        host = read_host()
-        threads = torch.get_num_threads()
-        print(
-            f"{host.cpu} ({', '.join(host.features)}), {threads} threads, torch {torch.__version__}"
-        )
+        print(f"{cpu_text()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
 def measure(

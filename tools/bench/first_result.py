@@ -25,8 +25,8 @@ from rich.table import Table
 
 from bench.bench_models import MODELS as LARGE_MODELS
 from bench.bench_models import BenchModel, FirstOutput, digits, transformers
+from bench.machine import cpu_text
 from versatil_core import host_backend, package, quantize, save
-from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved
 from versatil_core.progress import StageProgress
 
@@ -76,8 +76,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(results, indent=2, allow_nan=False))
         return
-    host = read_host()
-    print(f"{host.cpu} ({', '.join(host.features)}), threads: {arguments.threads}")
+    print(f"{cpu_text()}, threads: {arguments.threads}")
     print(f"torch {torch.__version__}, {arguments.rounds} rounds")
 
 

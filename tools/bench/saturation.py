@@ -22,8 +22,8 @@ from rich.table import Table
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from bench.bench_models import MODELS, BenchModel, digits
+from bench.machine import cpu_text
 from versatil_core import SaturationWarning, audit, check_exactness, lower, quantize, sqnr_db
-from versatil_core.host import read_host
 from versatil_core.progress import StageProgress
 from versatil_passes import LoweringRules
 from versatil_x86 import CPUFeatures, X86InductorBackend
@@ -135,9 +135,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(results, indent=2, allow_nan=False))
     else:
-        host = read_host()
-        features = ", ".join(host.features)
-        print(f"{host.cpu} ({features}), {'='.join(MAX_ISA)}, torch {torch.__version__}")
+        print(f"{cpu_text()}, {'='.join(MAX_ISA)}, torch {torch.__version__}")
 
 
 def compare(name: str, progress: StageProgress) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bench_models import MODELS
+from bench.machine import cpu_text
 from versatil_core import compile as compile_int8
 from versatil_core import quantize
-from versatil_core.host import read_host
 from versatil_core.latency import LatencyComparison, measure_interleaved, timed
 from versatil_core.progress import StageProgress
 from versatil_x86 import X86InductorBackend
@@ -42,9 +42,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result, indent=2, allow_nan=False))
         return
-    host = read_host()
     Console(highlight=False).print(table(result))
-    print(f"{host.cpu} ({', '.join(host.features)}), threads: {arguments.threads}")
+    print(f"{cpu_text()}, threads: {arguments.threads}")
     print(f"torch {torch.__version__}, {arguments.rounds} rounds")
 
 
