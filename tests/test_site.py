@@ -138,4 +138,4 @@ def test_roles_lead_to_where_the_object_is_defined(as_shown: dict[str, griffe.Ob
     # A full path, one of another package, and a bare name.
     assert "versatil_core.targets.QuantizationTarget" in links("versatil_core.quantize.quantize")
     assert "versatil_passes.lowering_record.LoweringRecord" in links("versatil_core.lower.lower")
-    assert "versatil_core.quantize.prepare" in links("versatil_core.quantize.convert")
+    assert "versatil_core.prepare.prepare" in links("versatil_core.convert.convert")

@@ -88,3 +88,54 @@ class LinearBackend(BasePT2EBackend):
 def linear_backend() -> type[LinearBackend]:
     """Return the class of a backend that quantizes linear layers."""
     return LinearBackend
+
+
+class TrainingBackend(LinearBackend):
+    """Quantizes every layer, with fake quantization for training."""
+
+    name = "test_training"
+
+    def create_quantizer(self, module_path: str = "") -> Any:
+        from torchao.quantization import pt2e
+        from torchao.quantization.pt2e.quantizer import QuantizationConfig, QuantizationSpec
+
+        from versatil_core.layer_quantizer import LayerQuantizer
+
+        fake = pt2e.FusedMovingAvgObsFakeQuantize
+        activations: dict[tuple[bool, bool], Any] = {
+            (False, False): pt2e.HistogramObserver,
+            (False, True): pt2e.PlaceholderObserver,
+            (True, False): fake,
+            (True, True): pt2e.FakeQuantize.with_args(
+                observer=pt2e.MovingAverageMinMaxObserver.with_args(averaging_constant=1)
+            ),
+        }
+        per_channel = pt2e.MovingAveragePerChannelMinMaxObserver
+        activation = QuantizationSpec(
+            dtype=torch.uint8,
+            quant_min=0,
+            quant_max=255,
+            qscheme=torch.per_tensor_affine,
+            is_dynamic=self.is_dynamic,
+            observer_or_fake_quant_ctr=activations[self.is_qat, self.is_dynamic],
+        )
+        weight = QuantizationSpec(
+            dtype=torch.int8,
+            quant_min=-128,
+            quant_max=127,
+            qscheme=torch.per_channel_symmetric,
+            ch_axis=0,
+            observer_or_fake_quant_ctr=(
+                fake.with_args(observer=per_channel)
+                if self.is_qat
+                else pt2e.PerChannelMinMaxObserver
+            ),
+        )
+        config = QuantizationConfig(activation, activation, weight, None, is_qat=self.is_qat)
+        return LayerQuantizer(config, module_path, is_dynamic=self.is_dynamic)
+
+
+@pytest.fixture(scope="session")
+def training_backend() -> type[TrainingBackend]:
+    """Return the class of a backend that can be trained for."""
+    return TrainingBackend

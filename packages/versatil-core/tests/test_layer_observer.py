@@ -11,7 +11,7 @@ from torchao.quantization.pt2e import PerChannelMinMaxObserver
 from versatil_core import quantize
 from versatil_core.calibration import calibrate
 from versatil_core.export import export
-from versatil_core.quantize import prepare
+from versatil_core.prepare import prepare
 
 Backend = Callable[..., Any]
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]

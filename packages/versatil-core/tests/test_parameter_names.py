@@ -9,7 +9,8 @@ from torch.fx import GraphModule
 
 from versatil_core import export, quantize
 from versatil_core.calibration import calibrate
-from versatil_core.quantize import convert, prepare
+from versatil_core.convert import convert
+from versatil_core.prepare import prepare
 
 Backend = Callable[..., Any]
 

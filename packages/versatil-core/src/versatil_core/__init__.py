@@ -10,6 +10,7 @@ from versatil_core.audit import Audit, LayerAudit, audit
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.calibration import calibrate
 from versatil_core.compile import CompiledModel, compile, dynamo_backend  # noqa: A004 -- the verb
+from versatil_core.convert import convert
 from versatil_core.discovery import (
     BackendEntry,
     create_backend,
@@ -45,7 +46,9 @@ from versatil_core.lower import lower
 from versatil_core.manifest import Manifest, read_manifest
 from versatil_core.package import package
 from versatil_core.packaged_model import PackagedModel, load_package
-from versatil_core.quantize import convert, prepare, quantize
+from versatil_core.prepare import prepare
+from versatil_core.qat import freeze_batch_norm_statistics, freeze_ranges, prepare_qat
+from versatil_core.quantize import quantize
 from versatil_core.reference_info import EqualizedLayers, ReferenceInfo, reference_info
 from versatil_core.report import ReportStoppedError, report
 from versatil_core.report_gates import gates_of
@@ -105,6 +108,8 @@ __all__ = [
     "create_backend",
     "dynamo_backend",
     "export",
+    "freeze_batch_norm_statistics",
+    "freeze_ranges",
     "gates_of",
     "host_backend",
     "installed_backends",
@@ -115,6 +120,7 @@ __all__ = [
     "lower",
     "package",
     "prepare",
+    "prepare_qat",
     "quantize",
     "read_manifest",
     "reference_info",

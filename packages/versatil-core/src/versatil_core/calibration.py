@@ -28,7 +28,7 @@ def calibrate(
     """Run batches through a prepared model, so that its observers see the ranges.
 
     Args:
-        prepared: From :func:`versatil_core.quantize.prepare`; its observers are updated.
+        prepared: From :func:`versatil_core.prepare.prepare`; its observers are updated.
         batches: Each is a tensor, a tuple or list of inputs, or a mapping of inputs by name.
         example_inputs: The inputs that the model was exported with.
         input_names: Names of the model's positional inputs, so that a mapping fits them too.

@@ -8,9 +8,9 @@ from torch.fx import GraphModule
 
 from versatil_core._torch_compat import copy_graph_module
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.convert import drop_unused_state
 from versatil_core.errors import LoweringError, UnsupportedHostError
 from versatil_core.export import tracing
-from versatil_core.quantize import drop_unused_state
 from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
 from versatil_passes import (

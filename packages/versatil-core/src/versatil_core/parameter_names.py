@@ -40,7 +40,7 @@ def rename_weights(reference: GraphModule, names: Mapping[Place, str]) -> None:
     named: set[str] = set()
     for weight in reference.graph.find_nodes(op="get_attr"):
         readers = [user for user in weight.users if user.args[0] is weight]
-        if _value(reference, str(weight.target)).is_floating_point():
+        if value_at(reference, str(weight.target)).is_floating_point():
             continue
         for dequantize, place in [(user, place) for user in readers for place in _places(user)]:
             if place in names and str(weight.target) not in named:
@@ -69,7 +69,7 @@ def _rename(module: GraphModule, constant: Node, wanted: str) -> None:
     old = str(constant.target)
     if old == wanted:
         return
-    value = _value(module, old)
+    value = value_at(module, old)
     new = free_name(module, wanted)
     remove_constant(module, old)
     add_constant(module, new, value)
@@ -120,7 +120,8 @@ def _places(node: Node) -> Iterator[Place]:
                 yield user.name, index
 
 
-def _value(module: GraphModule, name: str) -> torch.Tensor:
+def value_at(module: GraphModule, name: str) -> torch.Tensor:
+    """Return a parameter or buffer, by its dotted name."""
     folder, _, attribute = name.rpartition(".")
     value: Any = getattr(module.get_submodule(folder), attribute)
     assert isinstance(value, torch.Tensor)

@@ -3,16 +3,11 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from versatil_core import _torch_compat
-from versatil_core.annotations import ANNOTATION
-from versatil_core.backend import backend_options
 from versatil_core.calibration import (
     CalibrationData,
     check_patience,
@@ -21,6 +16,7 @@ from versatil_core.calibration import (
     positional_names,
     show_batches,
 )
+from versatil_core.convert import convert_in_place
 from versatil_core.equalization import MAX_BATCHES, apply_in_place, decide
 from versatil_core.errors import CalibrationError, TrainingUnsupportedError
 from versatil_core.export import (
@@ -33,11 +29,10 @@ from versatil_core.export import (
 )
 from versatil_core.manifest import current_versions
 from versatil_core.observer_choice import Observers, observer_choice
-from versatil_core.parameter_names import rename_weights, weight_names
+from versatil_core.prepare import own_copy, prepare_in_place
 from versatil_core.reference_info import (
     EqualizedLayers,
     ReferenceInfo,
-    TargetInfo,
     attach_reference_info,
 )
 from versatil_core.targets import (
@@ -46,6 +41,8 @@ from versatil_core.targets import (
     as_targets,
     check_module_paths,
     check_targets,
+    common_device_types,
+    target_info_of,
 )
 from versatil_core.versions import check_versions
 
@@ -114,7 +111,7 @@ def quantize(
     check_patience(patience)
     check_module_paths(model, choice)
     batches = _calibration_batches(targets, calibration, equalize=equalize)
-    device_types = _common_device_types(targets)
+    device_types = common_device_types(targets)
     check_devices(model, model_inputs(example_inputs), device_types)
     with tracing:
         exported = export(
@@ -133,7 +130,7 @@ def quantize(
         calls = checked_calls(exported, first, example_inputs, names)
         equalized = _equalize_in_place(exported, targets, calls)
     state = {name: buffer.clone() for name, buffer in exported.named_buffers()}
-    prepared = _prepare_in_place(exported, targets, choice)
+    prepared = prepare_in_place(exported, targets, choice)
     if batches is None:
         # Also the observers of the weights measure only while the model runs: without one call
         # every scale would be that of an empty tensor. But an example is no data, it may be all
@@ -147,7 +144,7 @@ def quantize(
             seen = show_batches(
                 prepared, shown, example_inputs, input_names=names, patience=patience
             )
-    reference = _convert_in_place(prepared)
+    reference = convert_in_place(prepared)
     _restore_buffers(reference, state)
     attach_reference_info(reference, _info(reference, targets, seen, equalized, choice))
     return reference
@@ -157,7 +154,7 @@ def _equalize_in_place(
     exported: GraphModule, targets: Sequence[QuantizationTarget], calls: Sequence[ModelInputs]
 ) -> tuple[EqualizedLayers, ...]:
     with tracing:
-        prepared = _prepare_in_place(own_copy(exported), targets)
+        prepared = prepare_in_place(own_copy(exported), targets)
     decisions = decide(exported, prepared, calls)
     apply_in_place(exported, decisions)
     return tuple(decision.summary for decision in decisions)
@@ -172,135 +169,12 @@ def _restore_buffers(reference: GraphModule, state: Mapping[str, torch.Tensor]) 
                 buffer.copy_(before)
 
 
-def prepare(exported: GraphModule, backend_or_targets: Targets) -> GraphModule:
-    """Insert observers where the backends want to quantize.
-
-    Args:
-        exported: From :func:`versatil_core.export.export`; it is not changed.
-        backend_or_targets: As for :func:`quantize`.
-
-    Returns:
-        A module for :func:`versatil_core.calibration.calibrate`.
-
-    Raises:
-        NothingQuantizedError: A target holds no operator that its backend quantizes.
-        UnsupportedVersionError: torch and torchao are not a pair that is tested.
-    """
-    check_versions()
-    return _prepare_in_place(own_copy(exported), as_targets(backend_or_targets))
-
-
-def convert(prepared: GraphModule) -> GraphModule:
-    """Turn a calibrated module into a reference.
-
-    Args:
-        prepared: From :func:`prepare`, after calibration; it is not changed.
-
-    Returns:
-        The reference. Its weights are int8 constants, and float weights that nothing reads any
-        more are gone.
-
-    Raises:
-        UnsupportedVersionError: torch and torchao are not a pair that is tested.
-    """
-    check_versions()
-    return _convert_in_place(own_copy(prepared))
-
-
-def own_copy(module: GraphModule) -> GraphModule:
-    """Copy a graph and the buffers that running it may write to; parameters are shared."""
-    copied = _torch_compat.copy_graph_module(module)
-    for name, buffer in [*copied.named_buffers()]:
-        owner, _, attribute = name.rpartition(".")
-        if not _is_called(copied, owner):
-            setattr(copied.get_submodule(owner), attribute, buffer.clone())
-    _follow_annotations(module, copied)
-    return copied
-
-
-def _follow_annotations(module: GraphModule, copied: GraphModule) -> None:
-    """Let the annotations of a copied graph name its own nodes, where torchao looks for them."""
-    own = dict(zip(module.graph.nodes, copied.graph.nodes, strict=True))
-    for node in copied.graph.nodes:
-        annotation = node.meta.get(ANNOTATION)
-        if annotation is not None:
-            specs = {own.get(key, key): spec for key, spec in annotation.input_qspec_map.items()}
-            node.meta[ANNOTATION] = replace(annotation, input_qspec_map=specs)
-
-
-def _prepare_in_place(
-    exported: GraphModule,
-    targets: Sequence[QuantizationTarget],
-    observers: Mapping[str, str] = MappingProxyType({}),
-) -> GraphModule:
-    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-
-    from versatil_core.target_quantizer import (
-        check_something_annotated,
-        give_own_constants,
-        target_quantizer,
-    )
-
-    for target in targets[1:]:
-        give_own_constants(exported, target)
-    prepared: GraphModule = prepare_pt2e(exported, target_quantizer(targets, observers))
-    for target in targets:
-        check_something_annotated(prepared, target)
-    return prepared
-
-
-def _convert_in_place(prepared: GraphModule) -> GraphModule:
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
-
-    names = weight_names(prepared)
-    # torchao draws random example inputs for its patterns.
-    with tracing, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        reference: GraphModule = convert_pt2e(prepared, fold_quantize=True)
-    drop_unused_state(reference)
-    rename_weights(reference, names)
-    reference.requires_grad_(False)
-    allow_mode_calls(reference)
-    return reference
-
-
-def drop_unused_state(module: GraphModule) -> None:
-    """Delete the parameters and buffers that no node of the graph reads.
-
-    Args:
-        module: A reference; the float originals of its int8 weights go.
-    """
-    used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    parameters = module.named_parameters(remove_duplicate=False)
-    buffers = module.named_buffers(remove_duplicate=False)
-    for name, _ in [*parameters, *buffers]:
-        owner, _, attribute = name.rpartition(".")
-        if name not in used and not _is_called(module, owner):
-            delattr(module.get_submodule(owner), attribute)
-    module.delete_all_unused_submodules()
-
-
-def allow_mode_calls(module: GraphModule) -> None:
-    """Let ``eval()`` and ``train()`` work as on any module.
-
-    torch and torchao replace both by functions that raise. A reference computes the same in
-    both modes: it was captured in eval mode.
-    """
-    for name in ("train", "eval"):
-        module.__dict__.pop(name, None)
-    module.eval()
-
-
-def _is_called(module: GraphModule, path: str) -> bool:
-    called = (str(node.target) for node in module.graph.nodes if node.op == "call_module")
-    return any(path == target or path.startswith(target + ".") for target in called)
-
-
 def _refuse_training(targets: Sequence[QuantizationTarget]) -> None:
     for target in targets:
         if target.backend.is_qat:
             raise TrainingUnsupportedError(
-                f"quantize() does not train yet, but the backend is {target.backend!r}: use "
-                f"is_qat=False, or take backend.create_quantizer() to torchao's prepare_qat_pt2e"
+                f"quantize() does not train, but the backend is {target.backend!r}: use "
+                f"is_qat=False, or prepare_qat(), a training loop and convert()"
             )
 
 
@@ -325,11 +199,6 @@ def _calibration_batches(
     return None
 
 
-def _common_device_types(targets: Sequence[QuantizationTarget]) -> list[str]:
-    first, *others = (target.backend.supported_device_types for target in targets)
-    return [device for device in first if all(device in other for other in others)]
-
-
 def _info(
     reference: GraphModule,
     targets: Sequence[QuantizationTarget],
@@ -338,17 +207,7 @@ def _info(
     observers: Mapping[str, str],
 ) -> ReferenceInfo:
     return ReferenceInfo(
-        targets=tuple(
-            TargetInfo(
-                target.module_path,
-                target.backend.name,
-                backend_options(target.backend),
-                dict(target.backend.option_reasons),
-                exclude=tuple(target.exclude),
-                operators=tuple(target.operators),
-            )
-            for target in targets
-        ),
+        targets=tuple(map(target_info_of, targets)),
         inputs=input_specs(reference),
         calibration_batches=seen.batches,
         calibration_samples=seen.samples,

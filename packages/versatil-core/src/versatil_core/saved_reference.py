@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
+from versatil_core.convert import allow_mode_calls
 from versatil_core.errors import LoweringError, ModelFileError
 from versatil_core.export import input_specs
 from versatil_core.lower import is_lowered
@@ -24,7 +25,6 @@ from versatil_core.manifest import (
 )
 from versatil_core.model_file import read_model_file, write_model_file
 from versatil_core.program_check import PRIVATE_NOTES, check_program
-from versatil_core.quantize import allow_mode_calls
 from versatil_core.reexport import placeholder, reexport
 from versatil_core.reference_info import (
     InputSpec,

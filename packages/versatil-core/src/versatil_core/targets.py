@@ -9,8 +9,9 @@ from typing import Protocol
 
 import torch
 
-from versatil_core.backend import BasePT2EBackend
+from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.errors import TargetError
+from versatil_core.reference_info import TargetInfo
 from versatil_passes.float_layers import FLOAT_LAYERS
 
 OPERATORS = frozenset(FLOAT_LAYERS.values())
@@ -254,3 +255,21 @@ def _dotted(module_path: str) -> str:
     """Bring the ways to write a path in Python code, as in ``self.enc[0]``, near to a name."""
     plain = module_path.removeprefix("L['self']").removeprefix("self").removeprefix("model.")
     return plain.replace("[", ".").replace("]", "").strip(".")
+
+
+def common_device_types(targets: Sequence[QuantizationTarget]) -> list[str]:
+    """Return the types of the devices that all backends support."""
+    first, *others = (target.backend.supported_device_types for target in targets)
+    return [device for device in first if all(device in other for other in others)]
+
+
+def target_info_of(target: QuantizationTarget) -> TargetInfo:
+    """Describe a target as it is kept with a reference."""
+    return TargetInfo(
+        target.module_path,
+        target.backend.name,
+        backend_options(target.backend),
+        dict(target.backend.option_reasons),
+        exclude=tuple(target.exclude),
+        operators=tuple(target.operators),
+    )

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule, Node
 
+from versatil_core.convert import drop_unused_state
 from versatil_core.errors import LoweringError
 from versatil_core.lower import lowered_copy
-from versatil_core.quantize import drop_unused_state, own_copy
+from versatil_core.prepare import own_copy
 from versatil_core.reference_info import ReferenceInfo, attach_reference_info, find_reference_info
 from versatil_passes.graph_queries import constant_of
 from versatil_x86.cpu_features import CPUFeatures
