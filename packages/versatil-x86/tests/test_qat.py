@@ -127,10 +127,11 @@ class TwoNorms(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        for norm in self.norms[:2]:
+        first, second, last = self.norms
+        for norm in (first, second):
             x = torch.relu(norm(self.conv(x)))
         y = self.other(x)
-        return y + self.norms[2](y)
+        return y + last(y)
 
 
 def test_batch_norms_fold_into_what_is_lowered() -> None:
@@ -140,7 +141,7 @@ def test_batch_norms_fold_into_what_is_lowered() -> None:
         model(x)
     model.eval()
     with torch.no_grad():
-        model.norms[1].weight.normal_()
+        model.get_parameter("norms.1.weight").normal_()
     backend = X86InductorBackend(saturation="safe")
 
     reference = quantize(model, x, backend, [x])

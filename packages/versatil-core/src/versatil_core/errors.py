@@ -11,7 +11,7 @@
     ├── UnsupportedHostError     (RuntimeError)  this machine does not have the backend's kernels
     ├── TargetError              (ValueError)    a module path matches nothing, or two overlap
     ├── CalibrationError         (ValueError)    calibration is missing, empty or does not fit
-    ├── TrainingUnsupportedError (NotImplementedError)  is_qat where only inference works
+    ├── TrainingUnsupportedError (NotImplementedError)  what can't be trained, or does nothing else
     ├── InputError               (ValueError)    an input does not fit the exported model
     ├── ExportError              (RuntimeError)  torch.export could not capture the model
     ├── NothingQuantizedError    (RuntimeError)  no operator was there to quantize
@@ -208,7 +208,7 @@ class InputError(VersatilError, ValueError):
 
 
 class TrainingUnsupportedError(VersatilError, NotImplementedError):
-    """A backend for quantization-aware training was given to a function that does not train."""
+    """Quantization-aware training was asked of what does not train, or inference of what does."""
 
 
 class ExportError(VersatilError, RuntimeError):
