@@ -24,14 +24,15 @@ from bench.machine import cpu_text
 from versatil_core import audit, check_exactness, lower, quantize, sqnr_db
 from versatil_core import compile as compile_int8
 from versatil_core.calibration import calibrate
+from versatil_core.convert import convert
 from versatil_core.demo_minilm import minilm_subject
 from versatil_core.equalization import Decision, apply_in_place
 from versatil_core.equalization_groups import linear_groups, weight_of
 from versatil_core.equalization_search import InputRecorder, factors_of
 from versatil_core.export import export, model_inputs
 from versatil_core.latency import Timing, measure_interleaved, timed
+from versatil_core.prepare import prepare
 from versatil_core.progress import StageProgress
-from versatil_core.quantize import convert, prepare
 from versatil_core.reference_info import EqualizedLayers
 from versatil_x86 import X86InductorBackend
 
