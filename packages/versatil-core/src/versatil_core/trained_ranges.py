@@ -102,7 +102,7 @@ def freeze(module: torch.nn.Module) -> None:
             fake.disable_observer()
 
 
-class TrainedRange(FakeQuantizeBase):
+class TrainedRange(ObserverBase):
     """Stands for a fake quantization, with the scale with which it rounded.
 
     torchao's own computes the scale anew from the smallest and largest value when it is converted, in other steps
@@ -113,13 +113,11 @@ class TrainedRange(FakeQuantizeBase):
     """
 
     def __init__(self, fake: Any) -> None:
-        super().__init__()
-        self.dtype = fake.dtype
+        super().__init__(fake.dtype, is_dynamic=False)
         self.qscheme = fake.qscheme
         self.quant_min = fake.quant_min
         self.quant_max = fake.quant_max
         self.ch_axis = fake.ch_axis
-        self.is_dynamic = False
         self.register_buffer("scale", fake.scale.detach().clone())
         self.register_buffer("zero_point", fake.zero_point.detach().to(torch.int64))
 
