@@ -91,7 +91,7 @@ def test_a_layer_has_a_kernel_or_a_reason(reference: GraphModule, backend: Any) 
     reasons = {layer.module_path: layer.reason for layer in result.float_layers}
     assert reasons["skipped"] == "it is outside what was quantized: 'blocks' or 'shared'"
     assert "no int8 kernel for conv1d" in str(reasons["conv"])
-    assert "embedding" in str(reasons["embed"])
+    assert reasons["embed"] == reasons["skipped"]
 
 
 def test_an_int8_layer_says_what_its_kernel_also_does(reference: GraphModule, backend: Any) -> None:
@@ -111,8 +111,9 @@ def test_it_says_the_same_as_lower(reference: GraphModule, backend: Any) -> None
         layer.node for layer in result.layers if layer.is_int8
     ]
     assert [op.node for op in record.declined] == [layer.node for layer in result.float_layers]
-    told = {layer.reason for layer in result.float_layers if layer.module_path != "skipped"}
-    assert {op.reason for op in record.declined if op.module_path != "skipped"} == told
+    outside = {"embed", "skipped"}  # of what the targets are; the lowering knows none
+    told = {layer.reason for layer in result.float_layers if layer.module_path not in outside}
+    assert {op.reason for op in record.declined if op.module_path not in outside} == told
 
 
 def test_it_is_json(reference: GraphModule, backend: Any) -> None:

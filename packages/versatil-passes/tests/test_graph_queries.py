@@ -34,6 +34,7 @@ VIEWS: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.permute.default, ([1, 0],)),
     (aten.expand.default, ([3, 4],)),
     (aten.slice.Tensor, (0, 1, 2)),
+    (aten.detach.default, ()),
     (torch.flatten, (1,)),
     ("view", (2, 2)),
     ("transpose", (0, 1)),

@@ -34,7 +34,6 @@ def _float_layers(build: Any) -> dict[str, Case]:
     return {
         "conv_transpose": (nn.ConvTranspose2d(3, 2, 3), (x,), rules, "conv_transpose2d", reason),
         "lstm": (LSTM(), (torch.randn(3, 2, 4),), rules, "lstm", reason),
-        "embedding": (nn.Embedding(7, 3), (torch.arange(5),), rules, "embedding", reason),
         "bmm": (bmm, (x, x.mT), rules, "bmm", reason),
         "matmul": (matmul, (x, x.mT), rules, "matmul", reason),
     }
@@ -135,7 +134,7 @@ def _linears_of_another_kind(build: Any) -> dict[str, Case]:
 
 
 DECLINED = (
-    "conv_transpose lstm embedding bmm matmul",
+    "conv_transpose lstm bmm matmul",
     "op|s8|per channel|per tensor|dynamic|padding|padding, per tensor|input|weight|shifted weight",
     "weight along inputs|shifted weight, per tensor|u8 weight|weight as input|bias|bias, per tensor",
     "written|written through a view|bf16",

@@ -188,12 +188,12 @@ INT8_LAYERS = {
     ("encoder.self_attn", "linear"),
     ("encoder.linear1", "linear"),
     ("encoder.linear2", "linear"),
+    ("embedding", "embedding"),
 }
 FLOAT_LAYERS = {
     ("transposed", "conv_transpose2d"),
     ("lstm", "lstm"),
     ("gru", "gru"),
-    ("embedding", "embedding"),
     ("bmm", "bmm"),
     ("attention", "bmm"),
     ("encoder.self_attn", "scaled_dot_product_attention"),

@@ -299,3 +299,41 @@ def test_what_is_no_reference_is_refused() -> None:
         make_saturation_safe(Tied())  # type: ignore[arg-type] # that is the point
     with pytest.raises(LoweringError, match="no int8 layer"):
         make_saturation_safe(export(Tied(), x))
+
+
+class TiedTable(nn.Module):
+    """A table that is also the weight of a linear, with pairs that may saturate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+        with torch.no_grad():
+            self.table.weight.uniform_(0.5, 1.0)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.table(ids)
+        return rows, self.head(rows)
+
+
+def test_an_embedding_keeps_its_table() -> None:
+    """Looking up adds nothing, so nothing saturates: only the linear's weight changes."""
+    ids = torch.arange(12)
+    reference = quantize(TiedTable().eval(), ids, IGNORE, [ids])
+
+    safe = make_saturation_safe(reference)
+
+    assert [layer.module_path for layer in audit(reference, IGNORE).saturating_layers] == ["head"]
+    found = audit(safe, IGNORE)
+    assert found.saturating_layers == found.float_layers == ()
+    assert torch.equal(safe(ids)[0], reference(ids)[0])
+    check_exactness(safe, lower(safe, IGNORE), (ids,)).raise_if_inexact()
+
+
+def test_a_model_of_embeddings_alone_has_nothing_to_rescale() -> None:
+    ids = torch.arange(12)
+    reference = quantize(nn.Embedding(12, 8).eval(), ids, IGNORE, [ids])
+
+    with pytest.raises(LoweringError, match="no int8 layer"):
+        make_saturation_safe(reference)

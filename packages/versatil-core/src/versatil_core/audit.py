@@ -15,7 +15,7 @@ from versatil_core.targets import is_any_inside, is_selected
 from versatil_core.versions import check_versions
 from versatil_passes import DeclinedOp, LoweredOp, LoweringRecord, LoweringRules
 from versatil_passes.graph_queries import module_paths_of
-from versatil_passes.int8_lowering import NOT_ANNOTATED
+from versatil_passes.lowering_record import NOT_ANNOTATED
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class LayerAudit:
         module_path: Dotted path as in ``named_modules()``; ``""`` where the graph does not say.
         op: ``"linear"``, ``"conv2d"``, ``"embedding"`` and so on.
         node: Its node in the reference's graph.
-        is_int8: Whether an int8 kernel runs it.
-        kernel: That kernel; ``None`` for a float layer.
+        is_int8: Whether an int8 kernel runs it or, of an embedding, whether its table stays int8.
+        kernel: That kernel, such as ``"onednn.qlinear_pointwise"``; ``None`` for a float layer.
         post_ops: What the kernel also does, such as ``("add", "relu")``.
         output_dtype: Dtype the kernel writes, such as ``"uint8"``; ``None`` for a float layer.
         reason: Why the layer stays float; ``None`` for an int8 layer.
@@ -72,6 +72,11 @@ class Audit:
     def int8_count(self) -> int:
         """How many layers run as int8."""
         return sum(layer.is_int8 for layer in self.layers)
+
+    @property
+    def kernel_call_count(self) -> int:
+        """How many layers run on a kernel of oneDNN's; looking up int8 rows takes none."""
+        return sum((layer.kernel or "").startswith("onednn.") for layer in self.layers)
 
     @property
     def float_layers(self) -> tuple[LayerAudit, ...]:

@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from versatil_core.annotations import ANNOTATION
+from versatil_core.embedding_tables import annotate_embeddings
 from versatil_core.module_scope import is_node_inside
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
 from versatil_passes.graph_queries import only_user
@@ -55,16 +56,17 @@ _INT8_THROUGH = frozenset(
 
 
 class LayerQuantizer(Quantizer):
-    """Annotates linear layers and convolutions, and what int8 passes through unchanged.
+    """Annotates linear layers, convolutions, the tables of embeddings, and what int8 passes through unchanged.
 
     Args:
         config: The recipe: how activations and weights are quantized.
         module_path: Annotate only inside this module; ``""`` is the whole model.
-        is_dynamic: The recipe measures the scale of activations at every call. Only layers are annotated then:
-            nothing else has an int8 kernel with a measured scale.
+        is_dynamic: The recipe measures the scale of activations at every call. Only layers and tables are annotated
+            then: nothing else has an int8 kernel with a measured scale.
         adding_layers: Layers whose kernel adds an int8 tensor to its result, as ``aten`` operators: what is added to
             them is quantized, too.
-        has_kernel: Says of a layer whether the hardware has an int8 kernel for it; all others stay float.
+        has_kernel: Says of a linear or convolution whether the hardware has an int8 kernel for it; all others stay
+            float.
         kernels_write_int8: Whether a layer's kernel can write int8. Then ops between two layers that give the same
             on int8, such as max pooling, are quantized, too; otherwise that would only cost accuracy.
     """
@@ -103,6 +105,7 @@ class LayerQuantizer(Quantizer):
         ]
         for layer in layers:
             self._annotate_layer(layer)
+        annotate_embeddings(self._candidates(model.graph), is_qat=self.config.is_qat)
         if self.is_dynamic:
             return model
         int8_outputs = self._annotate_residuals(layers)

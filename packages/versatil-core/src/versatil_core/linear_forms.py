@@ -13,12 +13,13 @@ from torch.fx import GraphModule, Node
 from versatil_core.constant_operands import fold_constants, is_constant
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
 from versatil_passes.graph_queries import args_of, is_mutating, nodes_between, only_user, value_of
+from versatil_passes.int8_embedding import EMBEDDINGS
 
 aten = torch.ops.aten
 
 _WEIGHT_AND_BIAS: dict[Any, tuple[int, ...]] = {
     **{layer: (1, 2) for layer, name in FLOAT_LAYERS.items() if name in LINEAR_AND_CONV},
-    aten.embedding.default: (0,),
+    **{layer: (0,) for layer, name in FLOAT_LAYERS.items() if name in EMBEDDINGS},
 }
 """Which arguments of a layer have to be constants."""
 

@@ -198,9 +198,9 @@ def _without_commands(name: str, data: bytes) -> bytes:
 def _check_calls(members: Mapping[str, bytes], audited: Audit) -> int:
     code = "\n".join(data.decode() for name, data in members.items() if name.endswith(".cpp"))
     found = int8_calls(code)
-    if found < audited.int8_count:
+    if found < audited.kernel_call_count:
         raise PackagingError(
-            f"the compiled code calls {found} int8 kernels, and the audit says {audited.int8_count}: "
+            f"the compiled code calls {found} int8 kernels, and the audit says {audited.kernel_call_count}: "
             f"layers would silently run as float. Nothing was written; please report this"
         )
     return found

@@ -21,7 +21,7 @@ from versatil_core.module_scope import is_node_inside, is_node_selected
 from versatil_core.targets import QuantizationTarget
 from versatil_passes.float_layers import FLOAT_LAYERS
 
-_LOOKED_FOR = ("linear", "conv1d", "conv2d", "conv3d")
+_LOOKED_FOR = ("linear", "conv1d", "conv2d", "conv3d", "embedding", "embedding_bag")
 
 
 def target_quantizer(

@@ -25,6 +25,7 @@ _VIEW_OPS = frozenset(
         aten.flatten.using_ints,
         aten.expand.default,
         aten.contiguous.default,
+        aten.detach.default,
         aten.slice.Tensor,
         aten.select.int,
         torch.Tensor.view,
@@ -36,6 +37,7 @@ _VIEW_OPS = frozenset(
         torch.Tensor.flatten,
         torch.Tensor.expand,
         torch.Tensor.contiguous,
+        torch.Tensor.detach,
         torch.reshape,
         torch.permute,
         torch.transpose,
@@ -59,6 +61,7 @@ _VIEW_METHODS = frozenset(
         "flatten",
         "expand",
         "contiguous",
+        "detach",
         "t",
     }
 )

@@ -26,8 +26,9 @@ from versatil_passes.graph_queries import (
     value_of,
 )
 from versatil_passes.int8_chain import Int8Chain, emit_int8_op
+from versatil_passes.int8_embedding import EMBEDDINGS, lower_embedding
 from versatil_passes.int8_ops import Int8Call
-from versatil_passes.lowering_record import DeclinedOp, LoweredOp, LoweringRecord
+from versatil_passes.lowering_record import NOT_ANNOTATED, DeclinedOp, LoweredOp, LoweringRecord
 from versatil_passes.lowering_rules import LoweringRules
 from versatil_passes.memory_layout import is_layout_read, keep_output_layouts, let_views_copy
 from versatil_passes.onednn_geometry import wrong_for_some_size
@@ -35,12 +36,10 @@ from versatil_passes.onednn_kernels import OneDNNKernels
 from versatil_passes.versions import check_torch
 
 aten = torch.ops.aten
-NOT_ANNOTATED = "the quantizer did not annotate this layer"
-"""How the reason of a layer ends that nothing asked to quantize."""
 
 
 class Int8Lowering:
-    """Replace quantize/dequantize islands around linears and convolutions by int8 operators.
+    """Replace quantize/dequantize islands around linears and convolutions by int8 operators, and look up int8 rows.
 
     ::
 
@@ -48,7 +47,8 @@ class Int8Lowering:
         after:   qx -> versatil.qlinear(weight, residual, "relu", output scale ...)
 
     The neutral operators are bound to kernels by :attr:`post_grad_pass`, after every pattern of Inductor has had its
-    turn. Which forms are taken is decided by the rules alone; every linear, convolution, matrix product, embedding
+    turn. Which forms are taken is decided by the rules alone; embeddings, which need no kernel, are taken everywhere
+    (:mod:`versatil_passes.int8_embedding`). Every linear, convolution, matrix product, embedding
     or recurrent layer that stays float is recorded with its reason. That record *is* the audit.
 
     Requires: a graph of aten overloads as ``convert_pt2e`` leaves it; runs after :class:`QuantLiftUp`.
@@ -106,7 +106,7 @@ class Int8Lowering:
                 lowered.append(self._lower(node, name))
             except _Declined as why:
                 declined.append(DeclinedOp(node.name, module_path_of(node), name, str(why)))
-        if any(op.op != "linear" for op in lowered):
+        if any(op.op in CONVOLUTIONS for op in lowered):
             let_views_copy(graph)
             keep_output_layouts(graph)
         names = {node.name: position for node, position in order.items()}
@@ -119,9 +119,14 @@ class Int8Lowering:
     def uuid(self) -> str:
         """Identity for compile caches: the rules are its options."""
         rules = ", ".join(f"{name}={_stable(value)}" for name, value in vars(self.rules).items())
-        return f"versatil_passes.Int8Lowering/2({rules})"
+        return f"versatil_passes.Int8Lowering/3({rules})"
 
     def _lower(self, node: Node, op: str) -> LoweredOp:
+        if op in EMBEDDINGS:
+            found = lower_embedding(node)
+            if isinstance(found, str):
+                raise _Declined(found)
+            return found
         if op not in LINEAR_AND_CONV:
             advice = f": {ADVICE[op]}" if op in ADVICE else ""
             raise _Declined(f"{op} has no int8 kernel in this release{advice}")
@@ -149,7 +154,7 @@ class Int8Lowering:
         if is_gemm:
             record = replace(record, kernel="onednn.qlinear_pointwise", columns_bytes=columns)
         record = replace(record, kernel_class=self.rules.kernel_class)
-        return self._with_pairs(record, constant_of(weight))
+        return self._with_pairs(record, constant_of(weight), input_quant_max)
 
     def _columns_bytes(self, call: Int8Call, node: Node) -> int:
         """Memory of a convolution's columns for one image, if it is known and not too much."""
@@ -170,7 +175,9 @@ class Int8Lowering:
             )
         return size
 
-    def _with_pairs(self, record: LoweredOp, weight: torch.Tensor | None) -> LoweredOp:
+    def _with_pairs(
+        self, record: LoweredOp, weight: torch.Tensor | None, input_quant_max: int
+    ) -> LoweredOp:
         """Add to the record what says whether the kernel may saturate."""
         pairs = self.rules.saturating_pairs
         if pairs is None:
@@ -180,7 +187,7 @@ class Int8Lowering:
         return replace(
             record,
             pair_sum=max(largest, default=0),  # a layer may have no output channel
-            pair_limit=pairs.limit(record.input_quant_max),
+            pair_limit=pairs.limit(input_quant_max),
         )
 
     def _activation(self, node: Node, op: str) -> Node:

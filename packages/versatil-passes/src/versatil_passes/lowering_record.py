@@ -4,19 +4,24 @@ from dataclasses import dataclass, field
 
 import torch
 
+NOT_ANNOTATED = "the quantizer did not annotate this layer"
+"""How the reason of a layer ends that nothing asked to quantize."""
+
 
 @dataclass(frozen=True)
 class LoweredOp:
-    """One operator that now runs on an int8 kernel.
+    """One operator that now runs on an int8 kernel, or looks up int8 rows.
 
     Attributes:
-        node: Name of the linear or convolution node in the graph as it was before.
+        node: Name of the layer's node in the graph as it was before.
         module_path: Dotted path of the module it came from; ``""`` where the graph does not say.
-        op: ``"linear"``, ``"conv1d"``, ``"conv2d"`` or ``"conv3d"``.
-        kernel: The kernel family, such as ``"onednn.qlinear_pointwise"``.
+        op: ``"linear"``, ``"conv1d"``, ``"conv2d"``, ``"conv3d"``, ``"embedding"`` or ``"embedding_bag"``.
+        kernel: The kernel family, such as ``"onednn.qlinear_pointwise"``; ``"aten.embedding"`` for a lookup of int8
+            rows, which is torch's own operator.
         post_ops: What the kernel also does, in order: ``"add"``, then at most one element-wise function.
         output_dtype: ``torch.float32``, or the quantized dtype where the kernel quantizes its own output.
-        input_quant_max: ``quant_max`` of the activation's quantize.
+        input_quant_max: ``quant_max`` of the activation's quantize; ``None`` for an embedding, whose weight alone is
+            quantized.
         is_dynamic: Whether the activation's scale is computed at run time.
         replaces: Names of the nodes that the kernel stands for, in order; the last one's value is the kernel's result.
         pair_sum: The largest magnitude that two neighbouring int8 weights of the same sign, or a lone one, add up to;
@@ -33,7 +38,7 @@ class LoweredOp:
     kernel: str
     post_ops: tuple[str, ...]
     output_dtype: torch.dtype
-    input_quant_max: int
+    input_quant_max: int | None
     is_dynamic: bool
     replaces: tuple[str, ...]
     pair_sum: int | None = None

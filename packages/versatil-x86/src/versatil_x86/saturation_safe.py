@@ -52,7 +52,9 @@ def make_saturation_safe(reference: GraphModule) -> GraphModule:
         True
     """
     _, record = lowered_copy(reference, x86_lowering_rules(_WITHOUT_VNNI))
-    if not record.lowered:
+    # An embedding adds nothing up.
+    layers = [op for op in record.lowered if op.input_quant_max is not None]
+    if not layers:
         raise LoweringError(
             "this graph holds no int8 layer whose weights could be rescaled: pass what versatil_core.quantize() or "
             "torchao's convert_pt2e returned"
@@ -60,9 +62,10 @@ def make_saturation_safe(reference: GraphModule) -> GraphModule:
     safe = own_copy(reference)
     by_name = {node.name: node for node in safe.graph.nodes}
     activation_max: dict[Node, int] = {}
-    for op in record.lowered:
+    for op in layers:
         dequantize = by_name[op.node].args[1]
         assert isinstance(dequantize, Node)
+        assert op.input_quant_max is not None
         if op.may_saturate:  # layers that share a weight share the strictest bound
             earlier = activation_max.get(dequantize, 0)
             activation_max[dequantize] = max(earlier, op.input_quant_max)
