@@ -107,7 +107,8 @@ def test_contexts_nest_in_either_order(order: str) -> None:
             with inner.environment_context():
                 pre_grad = unwrap_pass(inductor_config.pre_grad_custom_pass).passes
                 assert members() == [
-                    *("UsersPass", "QuantLiftUp", "Int8Lowering", "Int8Lowering"),
+                    *("UsersPass", "QuantLiftUp", "QuantizeLayerOutputs", "KeepInt8"),
+                    *("Int8Lowering", "Int8Lowering"),
                     *("SaturationCheck", "SaturationCheck", "DecomposeQuantization"),
                     *("KeepTransposedConvolutions", *kernels),
                 ]

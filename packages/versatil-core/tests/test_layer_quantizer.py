@@ -158,37 +158,29 @@ def test_only_adding_layers_add() -> None:
 
 
 class Through(nn.Module):
-    """A pool and a concatenation of two layers, and a pool of something else."""
+    """A layer that a pool and another layer read, and a pool of something else."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 1)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 1)
         self.head = nn.Linear(8 * 9, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.cat([self.first(x).relu(), self.second(x)], 1)
+        y = self.first(x).relu()
         pooled = functional.max_pool2d(y, 2)
         beside = functional.max_pool2d(x, 2)
-        y = self.head(torch.flatten(pooled, 1))
+        y = self.head(torch.flatten(pooled, 1)) + self.second(y).mean((2, 3))
         return y + torch.flatten(beside, 1).mean(1, keepdim=True)
 
 
 def test_what_int8_passes_through_shares_its_scale() -> None:
     nodes = [node for node in annotated(Through(), torch.randn(2, 3, 6, 6)) if not is_layer(node)]
 
-    assert [node.target for node in nodes] == [
-        aten.cat.default,
-        aten.max_pool2d.default,
-        aten.flatten.using_ints,
-    ]
-    cat = nodes[0]
-    first, second = cat.all_input_nodes
-    specs = cat.meta[ANNOTATION].input_qspec_map
-    assert specs[first] is ACTIVATION
-    assert specs[second].edge_or_node == (first, cat)
+    assert [node.target for node in nodes] == [aten.max_pool2d.default, aten.flatten.using_ints]
     for node in nodes:
-        output = node.meta[ANNOTATION].output_qspec
-        assert output.edge_or_node == (node.all_input_nodes[0], node)
+        annotation, (source,) = node.meta[ANNOTATION], node.all_input_nodes
+        assert annotation.input_qspec_map == {source: ACTIVATION}
+        assert annotation.output_qspec.edge_or_node == (source, node)
 
 
 def test_nothing_is_passed_through_where_kernels_write_float() -> None:

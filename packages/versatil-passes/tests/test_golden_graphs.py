@@ -1,15 +1,25 @@
 """Each fused form as text that a person can review: ``pytest packages/versatil-passes/tests --update-golden``."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from versatil_passes import Int8Lowering, LoweredOp, LoweringRules
+from versatil_passes import (
+    Int8Lowering,
+    KeepInt8,
+    LoweredOp,
+    LoweringRules,
+    PassChain,
+    QuantizeLayerOutputs,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 GEMM_RULES = LoweringRules(
@@ -30,6 +40,10 @@ GEMM_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemm_conv2d_pointwise": ("conv2d", {"kernel": 1, "geometry": {"stride": 2}}),
     "gemm_conv2d_u8_dynamic": ("conv2d", {"is_dynamic": True, "geometry": {"padding": (0, 1)}}),
 }
+ISLANDS: dict[str, Callable[..., Tensor]] = {
+    "island_pool_relu": lambda layer, x: layer(F.max_pool2d(layer(x), 2).relu()),
+    "island_cat": lambda layer, x: layer(torch.cat([layer(x), layer(x).relu()], 1)[:, 2:6]),
+}
 
 
 def test_golden_graphs(form: Any, build: Any, request: pytest.FixtureRequest) -> None:
@@ -49,8 +63,29 @@ def test_golden_products_of_matrices(name: str, build: Any, request: pytest.Fixt
     assert op.output_dtype is torch.float32
 
 
+@pytest.mark.parametrize("name", ISLANDS)
+def test_golden_islands(name: str, build: Any, request: pytest.FixtureRequest) -> None:
+    """What lies between layers runs on int8, so that each of them writes it, but for the last."""
+
+    def layer(buffers: Any, x: Tensor) -> Tensor:
+        return F.conv2d(build.through_int8(x, build.wide), build.dequantized(buffers))
+
+    def island(buffers: Any, x: Tensor) -> Tensor:
+        return ISLANDS[name](partial(layer, buffers), x)
+
+    weight = build.int8_weight(4, 4, 1, 1)
+    module = build.export(build.function(island, **weight), torch.randn(2, 4, 6, 6))
+    lowering = Int8Lowering(build.rules)
+    PassChain(QuantizeLayerOutputs(), KeepInt8(), lowering)(module.graph)
+
+    compare(describe(module.graph), request)
+    *others, last = [op.output_dtype for op in lowering.record.lowered]
+    assert (set(others), last) == ({torch.uint8}, torch.float32)
+
+
 def test_every_golden_graph_has_its_form(build: Any) -> None:
-    assert {path.stem for path in GOLDEN.glob("*")} == {*build.forms, *GEMM_FORMS}
+    names = {*build.forms, *GEMM_FORMS, *ISLANDS}
+    assert {path.stem for path in GOLDEN.glob("*")} == names
 
 
 def check_golden(
@@ -68,12 +103,17 @@ def check_golden(
     kernels = describe(module.graph)
     name = type(second_half).__name__
     text = f"{op}\n\n# after Int8Lowering\n{lowered}\n# after {name}\n{kernels}"
+    compare(text, request)
+    return op
+
+
+def compare(text: str, request: pytest.FixtureRequest) -> None:
+    """Compare with the file of the test's name, or write it."""
     path = GOLDEN / f"{request.node.callspec.id}.txt"
     if request.config.getoption("--update-golden"):
         path.write_text(text, encoding="utf-8")
     assert path.exists(), f"no {path.name}: run pytest --update-golden and review what it wrote"
     assert text == path.read_text(encoding="utf-8"), "run pytest --update-golden and review"
-    return op
 
 
 def describe(graph: Graph) -> str:

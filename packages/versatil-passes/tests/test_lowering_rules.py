@@ -20,6 +20,7 @@ MACHINE = ("x86_64",)
         ({"residual_post_ops": {"linear": frozenset({"elu"})}}, "unknown residual post op 'elu'"),
         ({"weight_granularities": frozenset({"per_row"})}, "unknown weight granularity 'per_row'"),
         ({"kernels": "acl"}, "unknown kind of kernels 'acl'"),
+        ({"without_passes": frozenset({"Int8"})}, "unknown pass to leave out 'Int8'"),
     ],
 )
 def test_a_misspelled_name_is_refused(rules: dict[str, Any], complaint: str) -> None:
@@ -41,6 +42,7 @@ def test_what_is_left_out_is_not_admitted() -> None:
     assert rules.activation_dtypes == (torch.uint8,)
     assert rules.dynamic_ops == {"linear"}
     assert rules.saturating_pairs is None
+    assert rules.without_passes == frozenset()
     assert (rules.kernels, rules.columns_bytes_max, rules.kernel_class) == ("onednn", None, "")
 
 

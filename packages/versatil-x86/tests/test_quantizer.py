@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torch.nn import functional
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from versatil_core import QuantizationTarget, load_quantizer_module, quantize
+from versatil_core import QuantizationTarget, load_quantizer_module, quantize, sqnr_db
 from versatil_x86 import X86InductorBackend
 
 
@@ -227,8 +227,19 @@ def test_same_graph_as_torchao(kind: type[torch.nn.Module], shape: tuple[int, ..
 
     got = reference_of(model, x)
 
-    assert targets(got) == targets(want), kind
-    assert torch.equal(got(x), want(x))
+    ours, theirs = targets(got), targets(want)
+    pairs = [
+        ops.pop(f"quantized_decomposed.{op}quantize_per_tensor.default")
+        for ops in (ours, theirs)
+        for op in ("", "de")
+    ]
+    assert ours == theirs, kind
+    if kind is Block:
+        assert pairs[:2] == pairs[2:]
+        assert torch.equal(got(x), want(x))
+    else:  # ours has none behind a layer where a pass puts it, or where nothing int8 reads it
+        assert (pairs[0] < pairs[2], pairs[1] < pairs[3]) == (True, True)
+        assert sqnr_db(got(x), model(x)) > sqnr_db(want(x), model(x)) - 1
 
 
 @pytest.mark.parametrize(
@@ -268,7 +279,7 @@ def test_only_the_target(*, strict: bool) -> None:
 def test_what_follows_an_excluded_layer_stays_float() -> None:
     """Pooling is int8 behind an int8 layer only; otherwise it would be quantized for nothing."""
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(2, 4, 3), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 4, 3)
+        torch.nn.Conv2d(2, 4, 3), torch.nn.AvgPool2d(2), torch.nn.Conv2d(4, 4, 3)
     )
     x = torch.randn(1, 2, 10, 10)
     backend = X86InductorBackend(saturation="ignore")

@@ -14,16 +14,16 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.errors import InputError, LoweringError
 from versatil_core.export import input_specs
 from versatil_core.input_check import input_faults
-from versatil_core.lower import check_host, lower, lowered_copy
+from versatil_core.lower import check_host, lower, lowered_copy, passes_in_front
 from versatil_core.saturation import SaturationCheck, warn_about_saturation
 from versatil_core.versions import check_versions
 from versatil_passes import (
     DecomposeQuantization,
     Int8Lowering,
     KeepTransposedConvolutions,
-    QuantLiftUp,
     pass_slots,
 )
+from versatil_passes.pass_chain import GraphPass
 
 _log = logging.getLogger(__name__)
 _model_numbers = itertools.count()
@@ -160,8 +160,8 @@ def inductor_values(backend: BasePT2EBackend) -> dict[str, Any]:
     """What to set in Inductor's config for ``backend``: its pinned settings, and its passes behind the user's own."""
     check_versions()
     lowering = Int8Lowering(backend.lowering_rules)
-    passes = (
-        QuantLiftUp(),
+    passes: tuple[GraphPass, ...] = (
+        *passes_in_front(backend.lowering_rules),
         lowering,
         SaturationCheck(lowering),
         DecomposeQuantization(),

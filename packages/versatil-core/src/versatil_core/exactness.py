@@ -22,10 +22,10 @@ from versatil_core.errors import LoweringError
 from versatil_core.exactness_report import ExactnessReport, OpExactness
 from versatil_core.export import model_inputs
 from versatil_core.kept_buffers import KeptBuffers
-from versatil_core.lower import is_lowered, lowered_copy
+from versatil_core.lower import is_lowered, lowered_copy, moving_passes
 from versatil_core.recorded_values import ValueRecorder, copies_of, shares_memory
 from versatil_core.signal_to_noise import is_equal, sqnr_db, tree_energies
-from versatil_passes import QuantLiftUp
+from versatil_passes import PassChain
 from versatil_passes.graph_queries import is_mutating
 from versatil_passes.int8_chain import is_dequantize
 
@@ -74,7 +74,7 @@ def check_exactness(
     args, kwargs = unflatten_like(copies_of(leaves), call.args, named)
     with torch.no_grad():
         lifted = copy_graph_module(reference)
-        QuantLiftUp()(lifted.graph)
+        PassChain(*moving_passes())(lifted.graph)
         state = KeptBuffers(reference)  # and of the candidate, which shares them
         recorder = ValueRecorder(lifted)
         expected = recorder.run(*reference_inputs)

@@ -1,11 +1,11 @@
 """Which int8 layers hang together: one's result is the next one's input, with no float between."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import torch
 from torch.fx import GraphModule, Node
 
-from versatil_passes import LoweringRecord
+from versatil_passes import LoweredOp, LoweringRecord
 
 _INT8 = frozenset({torch.int8, torch.uint8})
 
@@ -24,19 +24,34 @@ def joined_layers(lowered: GraphModule, record: LoweringRecord) -> frozenset[str
     found = set()
     for node in lowered.graph.nodes:
         layer = layers.get(node.meta.get("replaces", ""))
-        if layer is None:
-            continue
-        sources = (layers.get(each.meta.get("replaces", "")) for each in _int8_path(node))
-        source = next((op for op in sources if op is not None), None)
-        if source is not None and source.output_dtype in _INT8:
+        if layer is not None and _reads_only_layers(node, layers):
             found.add(layer.node)
     return frozenset(found)
 
 
-def _int8_path(node: Node) -> Iterator[Node]:
-    """The first input of a node, the first input of that, and so on, up to where float begins."""
-    while node.all_input_nodes:
-        node = node.all_input_nodes[0]
-        if str(node.target).startswith("quantized_decomposed."):
-            return
-        yield node
+def _reads_only_layers(node: Node, layers: Mapping[str, LoweredOp]) -> bool:
+    """Whether the input of a layer comes from layers that write int8, and from nothing else."""
+    pending, seen = node.all_input_nodes[:1], set[Node]()
+    while pending:
+        source = pending.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        layer = layers.get(source.meta.get("replaces", ""))
+        if layer is not None:
+            if layer.output_dtype not in _INT8:
+                return False
+            continue
+        inputs = _tensors_read(source)
+        if not inputs or str(source.target).startswith("quantized_decomposed."):
+            return False
+        pending.extend(inputs)
+    return True
+
+
+def _tensors_read(node: Node) -> list[Node]:
+    """What int8 comes from: each part of a concatenation, else the first input; the others are sizes."""
+    parts = node.args[0] if node.args else None
+    if isinstance(parts, (list, tuple)):
+        return [part for part in parts if isinstance(part, Node)]
+    return node.all_input_nodes[:1]

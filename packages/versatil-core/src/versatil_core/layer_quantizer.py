@@ -15,12 +15,12 @@ from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
     QuantizationConfig,
     Quantizer,
-    SharedQuantizationSpec,
 )
 
 from versatil_core.annotations import ANNOTATION
 from versatil_core.embedding_tables import annotate_embeddings
 from versatil_core.module_scope import is_node_inside
+from versatil_core.shared_scales import ops_with_shared_scale, share_scale
 from versatil_passes.float_layers import FLOAT_LAYERS, LINEAR_AND_CONV
 from versatil_passes.graph_queries import only_user
 
@@ -43,16 +43,6 @@ _ACTIVATIONS = frozenset(
         aten.gelu.default,
     }
 )
-# Operators that give the same on int8, so that a quantize can be merged into the layer before.
-_INT8_THROUGH = frozenset(
-    {
-        aten.max_pool2d.default,
-        aten.avg_pool2d.default,
-        aten.adaptive_avg_pool2d.default,
-        aten.flatten.using_ints,
-        aten.cat.default,
-    }
-)
 
 
 class LayerQuantizer(Quantizer):
@@ -67,8 +57,8 @@ class LayerQuantizer(Quantizer):
             them is quantized, too.
         has_kernel: Says of a linear or convolution whether the hardware has an int8 kernel for it; all others stay
             float.
-        kernels_write_int8: Whether a layer's kernel can write int8. Then ops between two layers that give the same
-            on int8, such as max pooling, are quantized, too; otherwise that would only cost accuracy.
+        kernels_write_int8: Whether a layer's kernel can write int8. Then what several ops between such layers read,
+            such as a pool and a concatenation, has one scale; otherwise that would only cost accuracy.
     """
 
     def __init__(
@@ -108,9 +98,13 @@ class LayerQuantizer(Quantizer):
         annotate_embeddings(self._candidates(model.graph), is_qat=self.config.is_qat)
         if self.is_dynamic:
             return model
-        int8_outputs = self._annotate_residuals(layers)
-        if self.kernels_write_int8:
-            self._annotate_int8_through(model.graph, int8_outputs)
+        last_nodes = self._annotate_residuals(layers)
+        activation = self.config.input_activation
+        if self.kernels_write_int8 and activation is not None:
+            candidates = [node for node in self._candidates(model.graph) if not is_layer(node)]
+            shared = ops_with_shared_scale(candidates, set(layers), last_nodes, activation.dtype)
+            for node, inputs in shared.items():
+                share_scale(node, inputs, activation)
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -147,21 +141,6 @@ class LayerQuantizer(Quantizer):
             last_nodes.add(last)
         return last_nodes
 
-    def _annotate_int8_through(self, graph: Graph, int8_outputs: set[Node]) -> None:
-        for node in self._candidates(graph):
-            if node.target not in _INT8_THROUGH or not int8_outputs.issuperset(
-                node.all_input_nodes
-            ):
-                continue
-            # As in torchao: a quantized flatten is only worth it for a layer that reads it.
-            if node.target is aten.flatten.using_ints and not any(map(is_layer, node.users)):
-                continue
-            first, *others = node.all_input_nodes
-            shared = SharedQuantizationSpec((first, node))
-            specs = {first: self.config.input_activation} | dict.fromkeys(others, shared)
-            _annotate(node, specs, output_qspec=shared)
-            int8_outputs.add(node)
-
 
 def is_layer(node: Node) -> bool:
     """Whether a node is a linear or a convolution whose weight is part of the model."""
@@ -179,10 +158,8 @@ def _is_float(node: Any) -> bool:
     return not isinstance(value, torch.Tensor) or value.dtype in {torch.float32, torch.bfloat16}
 
 
-def _annotate(node: Node, input_specs: dict[Any, Any], **values: Any) -> None:
-    node.meta[ANNOTATION] = QuantizationAnnotation(
-        input_qspec_map=input_specs, _annotated=True, **values
-    )
+def _annotate(node: Node, input_specs: dict[Any, Any]) -> None:
+    node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=input_specs, _annotated=True)
 
 
 def _adds_equal_shapes(node: Node) -> bool:

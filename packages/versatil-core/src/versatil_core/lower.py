@@ -15,11 +15,15 @@ from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
 from versatil_passes import (
     Int8Lowering,
+    KeepInt8,
     LoweringRecord,
     LoweringRules,
     PassChain,
+    QuantizeLayerOutputs,
     QuantLiftUp,
 )
+from versatil_passes.commuting_ops import let_pools_run_eagerly
+from versatil_passes.pass_chain import GraphPass
 
 _RECORD = "versatil_lowering"
 
@@ -69,6 +73,7 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     warn_about_saturation(record, backend.lowering_rules)
     with tracing:
         Int8Lowering(backend.lowering_rules).kernels(allow_in_place=False)(lowered.graph)
+    let_pools_run_eagerly(lowered.graph)
     drop_unused_state(lowered)
     lowered.recompile()
     lowered.meta[_RECORD] = record
@@ -96,8 +101,19 @@ def lowered_copy(
     lowered = copy_graph_module(reference, LoweredModule)
     lowering = Int8Lowering(rules)
     with tracing:  # a pass that computes a value would be traced, too
-        PassChain(QuantLiftUp(), lowering)(lowered.graph)
+        PassChain(*passes_in_front(rules), lowering)(lowered.graph)
     return lowered, lowering.record
+
+
+def moving_passes() -> tuple[GraphPass, ...]:
+    """The passes that only change where a reference quantizes; what they leave is a reference still."""
+    return QuantLiftUp(), QuantizeLayerOutputs()
+
+
+def passes_in_front(rules: LoweringRules) -> tuple[GraphPass, ...]:
+    """The passes that run before the lowering, but for those that the rules leave out."""
+    kept: tuple[GraphPass, ...] = () if "KeepInt8" in rules.without_passes else (KeepInt8(),)
+    return *moving_passes(), *kept
 
 
 def check_host(backend: BasePT2EBackend) -> None:

@@ -51,7 +51,8 @@ class Int8Lowering:
     (:mod:`versatil_passes.int8_embedding`). Every linear, convolution, matrix product, embedding
     or recurrent layer that stays float is recorded with its reason. That record *is* the audit.
 
-    Requires: a graph of aten overloads as ``convert_pt2e`` leaves it; runs after :class:`QuantLiftUp`.
+    Requires: a graph of aten overloads as ``convert_pt2e`` leaves it; runs after :class:`QuantLiftUp`
+    and :class:`KeepInt8`.
     Guarantees: the value of each replaced chain is what the quantize/dequantize ops define; nothing is written to;
     whatever is declined stays as it was.
 
@@ -62,7 +63,7 @@ class Int8Lowering:
         record: What the last run lowered and declined.
     """
 
-    runs_after = ("QuantLiftUp",)
+    runs_after = ("QuantLiftUp", "QuantizeLayerOutputs", "KeepInt8")
 
     def __init__(self, rules: LoweringRules) -> None:
         """Keep the rules."""

@@ -12,6 +12,7 @@ OPS = LINEAR_AND_CONV
 POST_OPS = frozenset({"relu", "hardtanh", "hardswish", "silu", "gelu"})
 RESIDUAL_POST_OPS = frozenset({"relu"})
 KERNELS = frozenset({"onednn", "gemm"})
+OPTIONAL_PASSES = frozenset({"KeepInt8"})
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class LoweringRules:
             bytes; larger ones stay float. ``None`` is no limit.
         kernel_class: Name of the implementation that runs the int8 layers, such as ``"lowp_gemm:acl"``, for the
             record; empty where that is for oneDNN to decide.
+        without_passes: Passes in front of the lowering that are left out, by name, out of ``{"KeepInt8"}``.
 
     Raises:
         RulesError: A name is none of those listed above, or ``"gemm"`` comes with post ops or int8 outputs.
@@ -59,6 +61,7 @@ class LoweringRules:
     kernels: str = "onednn"
     columns_bytes_max: int | None = None
     kernel_class: str = ""
+    without_passes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse names that no lowering knows, so that a typing error does not switch a fusion off silently."""
@@ -70,6 +73,7 @@ class LoweringRules:
             ("post op", post_ops, POST_OPS),
             ("residual post op", residual_post_ops, RESIDUAL_POST_OPS),
             ("kind of kernels", {self.kernels}, KERNELS),
+            ("pass to leave out", self.without_passes, OPTIONAL_PASSES),
             ("weight granularity", self.weight_granularities, {"per_channel", "per_tensor"}),
         ):
             unknown = sorted(given - known)
