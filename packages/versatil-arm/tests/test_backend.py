@@ -47,6 +47,7 @@ def test_constructor() -> None:
         "is_per_channel": True,
         "activation_dtype": "int8",
         "columns_bytes_max": 64 * 2**20,
+        "float_dtype": "float32",
     }
     assert ArmInductorBackend.name == "arm_inductor"
     assert ArmInductorBackend().supported_device_types == ("cpu",)
@@ -57,7 +58,7 @@ def test_options_and_back(options: tuple[bool, bool, bool, str]) -> None:
     backend = ArmInductorBackend(*options)
 
     names = ("is_dynamic", "is_qat", "is_per_channel", "activation_dtype")
-    others = {"columns_bytes_max": 64 * 2**20}
+    others = {"columns_bytes_max": 64 * 2**20, "float_dtype": "float32"}
     assert backend_options(backend) == dict(zip(names, options, strict=True)) | others
     again = json.loads(json.dumps(backend_options(backend)))
     assert backend_options(ArmInductorBackend(**again)) == again
@@ -68,7 +69,7 @@ def test_options_and_back(options: tuple[bool, bool, bool, str]) -> None:
 def test_repr() -> None:
     assert repr(ArmInductorBackend(True, activation_dtype="uint8")) == (
         "ArmInductorBackend(is_dynamic=True, is_qat=False, is_per_channel=True, "
-        "activation_dtype='uint8', columns_bytes_max=67108864)"
+        "activation_dtype='uint8', columns_bytes_max=67108864, float_dtype='float32')"
     )
 
 

@@ -1,5 +1,7 @@
 """Quantization-aware training with torchao's functions and this package's quantizer."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -57,7 +59,7 @@ def trained(backend: ArmInductorBackend, x: torch.Tensor) -> torch.fx.GraphModul
 @pytest.mark.usefixtures("any_host")
 def test_a_trained_model_is_int8(dtype: str, *, is_per_channel: bool, is_dynamic: bool) -> None:
     x = 0.5 * torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(0))
-    options = {"is_dynamic": is_dynamic, "is_per_channel": is_per_channel}
+    options: dict[str, Any] = {"is_dynamic": is_dynamic, "is_per_channel": is_per_channel}
     training = ArmInductorBackend(**options, is_qat=True, activation_dtype=dtype)
     prepared = trained(training, x)
     fakes = [m for m in prepared.modules() if "FakeQuantize" in type(m).__name__]

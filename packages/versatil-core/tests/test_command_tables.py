@@ -159,6 +159,16 @@ def test_doctor_report() -> None:
     assert "No problem found" not in text
 
 
+def test_doctor_report_says_what_bfloat16_is_worth() -> None:
+    assert DIAGNOSIS.int8 is not None
+    text = shown(doctor_report(DIAGNOSIS), width=200)
+    assert "float_dtype=bfloat16 works here, but won't be faster" in text
+    plan = dataclasses.replace(DIAGNOSIS.int8, bfloat16=("avx512_bf16",))
+    text = shown(doctor_report(dataclasses.replace(DIAGNOSIS, int8=plan)), width=200)
+    assert "won't be faster" not in text
+    assert "avx512_bf16" in text
+
+
 def test_doctor_report_of_a_healthy_machine() -> None:
     text = shown(doctor_report(dataclasses.replace(DIAGNOSIS, findings=(), backends=())))
     assert "No problem found." in text

@@ -118,6 +118,16 @@ def test_plan_says_what_int8_uses() -> None:
     assert plan.post_ops == ("add", "relu")
 
 
+def test_plan_names_the_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, wanted in (
+        (("avx2", "avx512_bf16", "amx_bf16"), ("amx_bf16", "avx512_bf16")),
+        (("asimd", "bf16"), ("bf16",)),
+        (("avx2",), ()),
+    ):
+        monkeypatch.setattr(FakeBackend, "cpu_features", flags)
+        assert int8_plan(FakeBackend()).bfloat16 == wanted
+
+
 def test_a_broken_backend_is_reported_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with_backends(monkeypatch, (entry("good"), entry("bad")), broken=("bad",))
     diagnosis = examine()

@@ -30,6 +30,7 @@ def test_constructor() -> None:
         "is_qat": False,
         "reduce_range": False,
         "saturation": None,
+        "float_dtype": "float32",
     }
     assert X86InductorBackend.name == "x86_inductor"
     assert X86InductorBackend().supported_device_types == ("cpu",)
@@ -44,6 +45,7 @@ def test_it_is_found_by_name() -> None:
         "is_qat": False,
         "reduce_range": True,
         "saturation": "reduce_range",
+        "float_dtype": "float32",
     }
 
 

@@ -125,9 +125,10 @@ def test_options_make_an_equal_backend(options: dict[str, Any]) -> None:
 
     assert backend_options(again) == found
     assert repr(again) == repr(backend)
-    assert list(found) == ["is_dynamic", "is_qat", "reduce_range", "saturation"]
+    names = ["is_dynamic", "is_qat", "reduce_range", "saturation", "float_dtype"]
+    assert list(found) == names
     assert found["saturation"] in ("safe", "reduce_range", "ignore")  # resolved, so no "auto"
-    assert repr(backend).endswith(f"saturation={found['saturation']!r})")
+    assert repr(backend).endswith(f"saturation={found['saturation']!r}, float_dtype='float32')")
 
 
 @pytest.mark.parametrize("options", [{"saturation": "reduce_range"}, {"reduce_range": True}])

@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import torch
+
 from versatil_arm.cpu_features import CPUFeatures
 from versatil_arm.options import BACKEND_NAME, check_activation_dtype, check_columns_bytes_max
 from versatil_arm.rules import COLUMNS_BYTES_MAX, arm_lowering_rules
 from versatil_arm.settings import ARM_SETTINGS
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.float_dtype import check_float_dtype
 from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
 
@@ -30,9 +33,12 @@ class ArmInductorBackend(BasePT2EBackend):
             quantized.
         columns_bytes_max: Convolutions whose columns take more memory for each image stay float.
             In bytes; 64 MiB unless given.
+        float_dtype: What float parts between int8 layers compute in: ``"float32"``, or
+            ``"bfloat16"``, which takes half the memory. The dtype itself may be given, too.
 
     Raises:
-        BackendOptionError: ``activation_dtype`` or ``columns_bytes_max`` has another value.
+        BackendOptionError: ``activation_dtype``, ``columns_bytes_max`` or ``float_dtype`` has
+            another value.
 
     Example:
         >>> ArmInductorBackend(is_dynamic=True).activation_dtype
@@ -48,12 +54,14 @@ class ArmInductorBackend(BasePT2EBackend):
         is_per_channel: bool = True,
         activation_dtype: str = "int8",
         columns_bytes_max: int = COLUMNS_BYTES_MAX,
+        float_dtype: str | torch.dtype = "float32",
     ) -> None:
         self.is_dynamic = is_dynamic
         self.is_qat = is_qat
         self.is_per_channel = is_per_channel
         self.activation_dtype = check_activation_dtype(activation_dtype)
         self.columns_bytes_max = check_columns_bytes_max(columns_bytes_max)
+        self.float_dtype = check_float_dtype(BACKEND_NAME, float_dtype)
 
     @classmethod
     def for_host(
@@ -64,6 +72,7 @@ class ArmInductorBackend(BasePT2EBackend):
         is_per_channel: bool = True,
         activation_dtype: str = "int8",
         columns_bytes_max: int = COLUMNS_BYTES_MAX,
+        float_dtype: str | torch.dtype = "float32",
         features: CPUFeatures | None = None,  # noqa: ARG003 -- all backends take one
     ) -> Self:
         """Return the backend with the options that are right on this CPU.
@@ -76,9 +85,12 @@ class ArmInductorBackend(BasePT2EBackend):
             is_per_channel: As for the class.
             activation_dtype: As for the class.
             columns_bytes_max: As for the class.
+            float_dtype: As for the class.
             features: A CPU other than this machine's.
         """
-        return cls(is_dynamic, is_qat, is_per_channel, activation_dtype, columns_bytes_max)
+        return cls(
+            is_dynamic, is_qat, is_per_channel, activation_dtype, columns_bytes_max, float_dtype
+        )
 
     @property
     def inductor_settings(self) -> InductorSettings:

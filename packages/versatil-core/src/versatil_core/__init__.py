@@ -19,6 +19,7 @@ from versatil_core.discovery import (
     load_backend,
 )
 from versatil_core.errors import (
+    AutocastError,
     BackendConflictError,
     BackendLoadError,
     BackendNotFoundError,
@@ -41,6 +42,7 @@ from versatil_core.errors import (
 from versatil_core.exactness import check_exactness
 from versatil_core.exactness_report import ExactnessReport, InexactError, OpExactness
 from versatil_core.export import export
+from versatil_core.float_dtype import with_float_dtype
 from versatil_core.inductor_settings import InductorSettings, PinnedSetting
 from versatil_core.lower import lower
 from versatil_core.manifest import Manifest, read_manifest
@@ -61,6 +63,7 @@ from versatil_core.torchao_guard import load_quantizer_module
 
 __all__ = [
     "Audit",
+    "AutocastError",
     "BackendConflictError",
     "BackendEntry",
     "BackendLoadError",
@@ -127,4 +130,5 @@ __all__ = [
     "report",
     "save",
     "sqnr_db",
+    "with_float_dtype",
 ]

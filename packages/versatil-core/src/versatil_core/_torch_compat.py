@@ -27,6 +27,11 @@ def tree_leaves(tree: Any) -> list[Any]:
     return list(pytree.tree_leaves(tree))
 
 
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the nested result with ``function`` applied to each leaf."""
+    return pytree.tree_map(function, tree)
+
+
 def unflatten_like(
     leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 from torch.fx import GraphModule
 
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.float_dtype import as_compiled
 from versatil_core.lower import lowered_copy
 from versatil_core.reference_info import TargetInfo, find_reference_info
 from versatil_core.saturation import saturation_advice
@@ -159,6 +160,7 @@ def audit(reference: GraphModule, backend: BasePT2EBackend) -> Audit:
         UnsupportedVersionError: torch and torchao are not a pair that is tested.
     """
     check_versions()
+    reference = as_compiled(reference, backend)
     rules = backend.lowering_rules
     _, record = lowered_copy(reference, rules)
     order = {node.name: position for position, node in enumerate(reference.graph.nodes)}

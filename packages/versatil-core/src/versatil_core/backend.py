@@ -27,12 +27,15 @@ class BasePT2EBackend(ABC):
         supported_device_types: Types of the devices that model and inputs may be on.
         is_dynamic: Whether activations are quantized with a scale measured at every call.
         is_qat: Whether the quantizer inserts fake quantization for training.
+        float_dtype: ``"bfloat16"`` makes the float parts between int8 layers compute in bfloat16; a backend
+            without this option leaves it at ``"float32"``.
     """
 
     name: str
     supported_device_types: tuple[str, ...] = ("cpu",)
     is_dynamic: bool
     is_qat: bool
+    float_dtype: str = "float32"
 
     @property
     @abstractmethod

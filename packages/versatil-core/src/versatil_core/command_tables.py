@@ -182,6 +182,8 @@ def _plan_table(plan: Int8Plan) -> Table:
     table.add_row("  activations", ", ".join(plan.activations))
     table.add_row("  weights", ", ".join(plan.weights).replace("_", " "))
     table.add_row("  fused with them", ", ".join(plan.post_ops) or "nothing")
+    without = "no instructions for it: float_dtype=bfloat16 works here, but won't be faster"
+    table.add_row("  bfloat16", ", ".join(plan.bfloat16) or without)
     return table
 
 

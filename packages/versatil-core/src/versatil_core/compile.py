@@ -10,9 +10,11 @@ import torch
 from torch.fx import GraphModule
 
 from versatil_core import _torch_compat
+from versatil_core.autocast import autocast_at_call, refuse_autocast
 from versatil_core.backend import BasePT2EBackend
 from versatil_core.errors import InputError, LoweringError
 from versatil_core.export import input_specs
+from versatil_core.float_dtype import as_compiled, has_bfloat16
 from versatil_core.input_check import input_faults
 from versatil_core.lower import check_host, lower, lowered_copy, passes_in_front
 from versatil_core.saturation import SaturationCheck, warn_about_saturation
@@ -55,6 +57,7 @@ class CompiledModel(torch.nn.Module):
         self.backend = backend
         self._dynamic = dynamic
         self._lowered: GraphModule | None = None
+        self._is_bfloat16 = has_bfloat16(reference)
         self._run = torch.compile(
             own_code(self._traced), backend=dynamo_backend(backend), dynamic=dynamic
         )
@@ -64,7 +67,12 @@ class CompiledModel(torch.nn.Module):
 
         Raises:
             InputError: An input does not fit what the model was exported with.
+            AutocastError: Autocast is on, and the model's float parts are not in its dtype.
         """
+        with autocast_at_call(is_bfloat16=self._is_bfloat16):
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(type(value).__module__ == "numpy" for value in (*args, *kwargs.values())):
             # Dynamo would trace NumPy, fail, and leave the exported checks of the inputs broken.
             error = TypeError("a NumPy array is no input of a compiled model")
@@ -147,9 +155,11 @@ def compile(  # noqa: A001 - the verb of the field; torch.compile shadows the bu
     Raises:
         UnsupportedHostError: This machine does not have the backend's kernels.
         LoweringError: ``reference`` is no graph module, or is lowered already.
+        AutocastError: Autocast is on, with another dtype than bfloat16.
     """
     check_versions()
     check_host(backend)
+    reference = as_compiled(reference, backend)
     _, record = lowered_copy(reference, backend.lowering_rules)
     warn_about_saturation(record, backend.lowering_rules)
     is_dynamic = _has_symbolic_inputs(reference) if dynamic is None else dynamic
@@ -185,6 +195,7 @@ def dynamo_backend(backend: BasePT2EBackend) -> Callable[..., Callable[..., Any]
 
     def compile_graph(module: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         check_host(backend)
+        refuse_autocast("torch.compile compiles a reference")
         with torch.no_grad(), backend.environment_context():
             frozen, kept = _with_constants(module, inputs)
             kept_inputs = [inputs[index] for index in kept]

@@ -4,6 +4,7 @@ import torch
 from torch.fx import GraphModule
 
 from versatil_core.export import input_specs, tracing
+from versatil_core.float_dtype import settle_float_dtype
 from versatil_core.manifest import current_versions
 from versatil_core.mode_modules import restore_operators
 from versatil_core.parameter_names import rename_weights, weight_names
@@ -54,6 +55,7 @@ def convert_in_place(prepared: GraphModule) -> GraphModule:
     restore_operators(reference)
     drop_unused_state(reference)
     rename_weights(reference, names)
+    settle_float_dtype(reference)
     reference.requires_grad_(False)
     allow_mode_calls(reference)
     return reference

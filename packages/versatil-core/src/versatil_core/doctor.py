@@ -22,6 +22,9 @@ from versatil_passes.lowering_rules import LoweringRules
 __all__ = ["BackendHealth", "Diagnosis", "Finding", "Int8Plan", "examine"]
 
 
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that will fail (a problem) or may go wrong (a risk), and what to do.
@@ -64,6 +67,8 @@ class Int8Plan:
         activations: Dtypes of quantized activations.
         weights: Granularities of quantized weights.
         post_ops: Functions that run inside the kernels.
+        bfloat16: Instruction sets of this CPU that compute in bfloat16; without any, a model with
+            ``float_dtype="bfloat16"`` works, and is not faster.
     """
 
     backend: str
@@ -73,6 +78,7 @@ class Int8Plan:
     activations: tuple[str, ...]
     weights: tuple[str, ...]
     post_ops: tuple[str, ...]
+    bfloat16: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,6 +195,7 @@ def int8_plan(backend: BasePT2EBackend) -> Int8Plan:
         activations=tuple(str(d).removeprefix("torch.") for d in rules.activation_dtypes),
         weights=tuple(sorted(rules.weight_granularities)),
         post_ops=tuple(sorted(post_ops)),
+        bfloat16=tuple(sorted(_BFLOAT16.intersection(backend.cpu_features))),
     )
 
 

@@ -11,6 +11,7 @@
     ├── UnsupportedHostError     (RuntimeError)  this machine does not have the backend's kernels
     ├── TargetError              (ValueError)    a module path matches nothing, or two overlap
     ├── CalibrationError         (ValueError)    calibration is missing, empty or does not fit
+    ├── AutocastError            (RuntimeError)  torch.autocast is on where it cannot be followed
     ├── TrainingUnsupportedError (NotImplementedError)  what can't be trained, or does nothing else
     ├── InputError               (ValueError)    an input does not fit the exported model
     ├── ExportError              (RuntimeError)  torch.export could not capture the model
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 from versatil_passes.errors import UnsupportedVersionError, VersatilError
 
 __all__ = [
+    "AutocastError",
     "BackendConflictError",
     "BackendLoadError",
     "BackendNotFoundError",
@@ -50,6 +52,10 @@ __all__ = [
     "UnsupportedVersionError",
     "VersatilError",
 ]
+
+
+class AutocastError(VersatilError, RuntimeError):
+    """``torch.autocast`` is on where an int8 model cannot follow it."""
 
 
 class BackendNotFoundError(VersatilError, LookupError):

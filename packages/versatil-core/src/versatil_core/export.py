@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from versatil_core import _torch_compat
+from versatil_core.autocast import refuse_autocast
 from versatil_core.errors import ExportError, UnsupportedDeviceError
 from versatil_core.linear_forms import write_as_linears
 from versatil_core.reference_info import DynamicSize, InputSpec
@@ -83,6 +84,7 @@ def export(
         UnsupportedDeviceError: A parameter, buffer or input is on another device.
         ExportError: torch cannot capture the model; carries torch's reason.
         UnsupportedVersionError: torch and torchao are not a pair that is tested.
+        AutocastError: Autocast is on.
 
     Example:
         >>> exported = export(torch.nn.Linear(4, 2), torch.randn(3, 4))
@@ -90,6 +92,7 @@ def export(
         torch.Size([3, 2])
     """
     check_versions()
+    refuse_autocast("a model is captured")
     inputs = model_inputs(example_inputs)
     check_devices(model, inputs, supported_device_types)
     inputs = _widened(model, inputs, dynamic_shapes)

@@ -11,6 +11,7 @@ from versatil_core.backend import BasePT2EBackend
 from versatil_core.convert import drop_unused_state
 from versatil_core.errors import LoweringError, UnsupportedHostError
 from versatil_core.export import tracing
+from versatil_core.float_dtype import as_compiled
 from versatil_core.saturation import warn_about_saturation
 from versatil_core.versions import check_versions
 from versatil_passes import (
@@ -66,9 +67,11 @@ def lower(reference: GraphModule, backend: BasePT2EBackend) -> GraphModule:
     Raises:
         UnsupportedHostError: This machine does not have the backend's kernels.
         LoweringError: ``reference`` is no graph module, or is lowered already.
+        AutocastError: Autocast is on, with another dtype than bfloat16.
     """
     check_versions()
     check_host(backend)
+    reference = as_compiled(reference, backend)
     lowered, record = lowered_copy(reference, backend.lowering_rules)
     warn_about_saturation(record, backend.lowering_rules)
     with tracing:

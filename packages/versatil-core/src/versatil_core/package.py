@@ -16,6 +16,7 @@ from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.doctor import find_compiler
 from versatil_core.errors import ModelFileError, PackagingError, VersatilError
 from versatil_core.export import model_inputs, tracing
+from versatil_core.float_dtype import as_compiled
 from versatil_core.host import read_host
 from versatil_core.int8_calls import int8_calls
 from versatil_core.lower import check_host
@@ -74,8 +75,10 @@ def package(
         ModelFileError: ``path`` cannot be written, or ``reference`` was not made by versatil.
         LoweringError: ``reference`` is lowered already.
         UnsupportedVersionError: torch or torchao is outside the tested range.
+        AutocastError: Autocast is on, with another dtype than bfloat16.
     """
     check_versions()
+    reference = as_compiled(reference, backend)
     info = reference_info(reference)
     check_host(backend)
     inputs = model_inputs(example_inputs)

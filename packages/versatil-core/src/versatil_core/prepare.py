@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 from versatil_core import _torch_compat
 from versatil_core.annotations import rename_inputs
 from versatil_core.batch_norm_folding import fold_for_inference
+from versatil_core.float_dtype import ask_for_float_dtype, common_float_dtype
 from versatil_core.mode_modules import put_batch_norms
 from versatil_core.targets import QuantizationTarget, Targets, as_targets
 from versatil_core.versions import check_versions
@@ -56,6 +57,7 @@ def prepare_in_place(
     prepared: GraphModule = insert(exported, target_quantizer(targets, observers))
     for target in targets:
         check_something_annotated(prepared, target)
+    ask_for_float_dtype(prepared, common_float_dtype(targets))
     return prepared
 
 

@@ -95,6 +95,7 @@ def quantize(
         ExportError: torch cannot capture the model.
         NothingQuantizedError: A target holds no operator that its backend quantizes.
         TrainingUnsupportedError: A backend has ``is_qat``.
+        AutocastError: Autocast is on; use the backend's option ``float_dtype``.
 
     Example:
         >>> from versatil_core import host_backend

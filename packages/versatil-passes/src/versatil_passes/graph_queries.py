@@ -158,7 +158,7 @@ def value_of(node: Node) -> torch.Tensor | None:
     if argument is None:
         return None
     is_quantize = str(node.target).startswith(_PER_TENSOR_OPS[0])
-    dtype = node.args[5] if is_quantize else torch.float32
+    dtype = node.args[5] if is_quantize else node.kwargs.get("out_dtype") or torch.float32
     return torch.empty_like(argument, dtype=dtype) if isinstance(dtype, torch.dtype) else None
 
 

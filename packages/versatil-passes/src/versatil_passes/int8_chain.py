@@ -39,21 +39,26 @@ class Int8Chain:
 
     def next_op(self, targets: set[Any] | None = None) -> Node | None:
         """The only reader of the last node, unless something is written to between the two."""
-        reader = only_user(self.last)
-        if (
-            reader is None
-            or reader.op != "call_function"
-            or (targets is not None and reader.target not in targets)
-        ):
-            return None
-        if any(is_mutating(node) for node in nodes_between(self.last, reader)):
-            return None
-        return reader
+        return next_op(self.last, targets)
 
     def post_op_names(self) -> tuple[str, ...]:
         """What follows the layer itself, for the record."""
         added = () if self.call.other is None else ("add",)
         return added if self.call.post_op == "none" else (*added, self.call.post_op)
+
+
+def next_op(node: Node, targets: set[Any] | None = None) -> Node | None:
+    """The only reader of ``node``, if it is one of ``targets``, unless something is written to between the two."""
+    reader = only_user(node)
+    if (
+        reader is None
+        or reader.op != "call_function"
+        or (targets is not None and reader.target not in targets)
+    ):
+        return None
+    if any(is_mutating(between) for between in nodes_between(node, reader)):
+        return None
+    return reader
 
 
 def emit_int8_op(chain: Int8Chain, op: str, input_quant_max: int) -> LoweredOp:

@@ -7,6 +7,7 @@ import torch
 from torch.fx import Graph, Node
 
 from versatil_passes._torch_compat import same_shape
+from versatil_passes.bfloat16_casts import is_cast
 from versatil_passes.float_layers import (
     ADVICE,
     CONVOLUTIONS,
@@ -267,11 +268,20 @@ class Int8Lowering:
         """Follow single readers from ``node`` and take what the kernel can do as well."""
         chain = self._take_residual(Int8Chain(call, (node,)), op)
         chain = self._take_post_op(chain, op)
-        quantized = self._take_quantize(chain)
-        if chain.call.other is not None and not _is_residual_form(quantized.call):
-            # Kernels add in place: float to float, or uint8 to uint8. Inductor fuses the rest into one loop.
-            return self._take_quantize(self._take_post_op(Int8Chain(call, (node,)), op))
-        return quantized
+        ended = self._take_end(chain)
+        if chain.call.other is not None and not _is_residual_form(ended.call):
+            # Kernels add in place: to a tensor of the result's dtype. Inductor fuses the rest into one loop.
+            return self._take_end(self._take_post_op(Int8Chain(call, (node,)), op))
+        return ended
+
+    def _take_end(self, chain: Int8Chain) -> Int8Chain:
+        """Take what brings the result to another dtype: a quantize, or a cast to bfloat16."""
+        if self.rules.allow_bfloat16_output:
+            cast = chain.next_op()
+            if cast is not None and is_cast(cast, torch.bfloat16):
+                call = replace(chain.call, output_dtype=torch.bfloat16)
+                return chain.extended(cast, call)
+        return self._take_quantize(chain)
 
     def _take_residual(self, chain: Int8Chain, op: str) -> Int8Chain:
         add = chain.next_op({aten.add.Tensor, aten.add_.Tensor})
@@ -289,7 +299,8 @@ class Int8Lowering:
         if (
             ours is None
             or theirs is None
-            or ours.dtype != theirs.dtype
+            or ours.dtype != torch.float32
+            or theirs.dtype not in {torch.float32, torch.bfloat16}
             or not same_shape(ours, theirs)
         ):
             return chain
@@ -363,8 +374,10 @@ class _Declined(Exception):  # noqa: N818 - not an error: a decision, with its r
 
 def _is_residual_form(call: Int8Call) -> bool:
     """Whether the other operand and the result have the same dtype, so that one may be written over the other."""
-    is_other_quantized = (call.other_scale, call.other_zero_point) != (1.0, 0)
-    return is_other_quantized == call.has_int8_output
+    if (call.other_scale, call.other_zero_point) != (1.0, 0):
+        return call.has_int8_output
+    value = value_of(call.other)
+    return value is not None and value.dtype == call.output_dtype
 
 
 def _stable(value: Any) -> str:

@@ -11,9 +11,10 @@ Both compute, in this order,
     y = post_op(y)
     y = clamp(round(y / output_scale) + output_zero_point, output_quant_min, output_quant_max)
                                                                         where ``output_dtype`` is no float
+    y = y.to(bfloat16)                                                  where ``output_dtype`` is that
 
 with ``qx`` uint8 or int8, ``weight`` int8 with zero_point 0, ``w_scale`` float32 of one element or one per output
-channel, ``other`` float32 or quantized, of the output's shape. ``aten.conv`` gives the meaning of the convolution's
+channel, ``other`` float32, bfloat16 or quantized, of the output's shape. ``aten.conv`` gives the meaning of the convolution's
 arguments; one, two or three spatial dimensions follow from the shape of ``weight``.
 """
 

@@ -19,7 +19,8 @@ class LoweredOp:
         kernel: The kernel family, such as ``"onednn.qlinear_pointwise"``; ``"aten.embedding"`` for a lookup of int8
             rows, which is torch's own operator.
         post_ops: What the kernel also does, in order: ``"add"``, then at most one element-wise function.
-        output_dtype: ``torch.float32``, or the quantized dtype where the kernel quantizes its own output.
+        output_dtype: ``torch.float32``, or ``torch.bfloat16`` where the kernel rounds its own output, or the quantized
+            dtype where it quantizes it.
         input_quant_max: ``quant_max`` of the activation's quantize; ``None`` for an embedding, whose weight alone is
             quantized.
         is_dynamic: Whether the activation's scale is computed at run time.

@@ -33,12 +33,13 @@ class LoweringRules:
         residual_post_ops: For each operator that can add a second tensor, the element-wise functions allowed after
             that addition, out of ``{"relu"}``. An operator that is missing here never absorbs an addition.
         allow_int8_output: Whether a kernel may write its result already quantized.
+        allow_bfloat16_output: Whether a kernel may write its result rounded to bfloat16.
         saturating_pairs: How the kernels of the CPU at hand pair products up in a sum that saturates, or ``None``
             where they never do.
         kernels: ``"onednn"`` binds the layers to oneDNN's kernels for linears and convolutions
             (:class:`~versatil_passes.OneDNNKernels`); ``"gemm"`` makes each one a product of int8 matrices
             (:class:`~versatil_passes.GemmKernels`), which takes convolutions without groups, no post op but relu, and
-            no int8 output.
+            no int8 or bfloat16 output.
         columns_bytes_max: With ``"gemm"``, the memory that a convolution's columns may take for each image, in
             bytes; larger ones stay float. ``None`` is no limit.
         kernel_class: Name of the implementation that runs the int8 layers, such as ``"lowp_gemm:acl"``, for the
@@ -46,7 +47,8 @@ class LoweringRules:
         without_passes: Passes in front of the lowering that are left out, by name, out of ``{"KeepInt8"}``.
 
     Raises:
-        RulesError: A name is none of those listed above, or ``"gemm"`` comes with post ops or int8 outputs.
+        RulesError: A name is none of those listed above, or ``"gemm"`` comes with post ops, or with int8 or bfloat16
+            outputs.
     """
 
     machine_types: tuple[str, ...]
@@ -57,6 +59,7 @@ class LoweringRules:
     post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
     residual_post_ops: dict[str, frozenset[str]] = field(default_factory=dict)
     allow_int8_output: bool = True
+    allow_bfloat16_output: bool = False
     saturating_pairs: SaturatingPairs | None = None
     kernels: str = "onednn"
     columns_bytes_max: int | None = None
@@ -82,9 +85,10 @@ class LoweringRules:
         beyond_relu = sorted(post_ops - {"relu"}) + ["add"] * bool(self.residual_post_ops)
         if self.kernels == "gemm" and beyond_relu:
             raise RulesError("post op with kernels='gemm'", beyond_relu[0], ["relu"])
-        if self.kernels == "gemm" and self.allow_int8_output:
-            what = "value with kernels='gemm'"
-            raise RulesError(what, "allow_int8_output=True", ["allow_int8_output=False"])
+        for option in ("allow_int8_output", "allow_bfloat16_output"):
+            if self.kernels == "gemm" and getattr(self, option):
+                what = "value with kernels='gemm'"
+                raise RulesError(what, f"{option}=True", [f"{option}=False"])
 
     def admits_post_op(self, op: str, post_op: str, *, has_residual: bool) -> bool:
         """Whether the kernel of ``op`` applies ``post_op``, after an addition if ``has_residual``.

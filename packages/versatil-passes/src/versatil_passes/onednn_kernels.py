@@ -74,7 +74,7 @@ class OneDNNKernels:
 
     def uuid(self) -> str:
         """Identity for compile caches."""
-        return f"versatil_passes.OneDNNKernels/4/{self.allow_in_place}"
+        return f"versatil_passes.OneDNNKernels/5/{self.allow_in_place}"
 
     def _bind(self, node: Node, constants: GraphConstants) -> bool:
         call = Int8Call.from_args(node.args)
@@ -237,7 +237,11 @@ def _kernel_then_add(call: Int8Call, emit: Emit, head: tuple[Any, ...]) -> Any:
     y = emit(aten.add.Tensor, y, other)
     if call.post_op == "relu":
         y = emit(aten.relu.default, y)
-    return quantize(call, y, emit) if call.has_int8_output else y
+    if call.has_int8_output:
+        return quantize(call, y, emit)
+    if call.output_dtype is not torch.float32:
+        y = emit(prims.convert_element_type.default, y, call.output_dtype)
+    return y
 
 
 def quantize(call: Int8Call, y: Any, emit: Emit) -> Any:

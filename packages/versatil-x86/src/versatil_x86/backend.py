@@ -4,7 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import torch
+
 from versatil_core.backend import BasePT2EBackend
+from versatil_core.float_dtype import check_float_dtype
 from versatil_core.host import read_host
 from versatil_core.inductor_settings import InductorSettings
 from versatil_passes.lowering_rules import LoweringRules
@@ -30,17 +33,20 @@ class X86InductorBackend(BasePT2EBackend):
             ``reduce_range=True``. ``"ignore"`` does nothing: right on CPUs with VNNI. ``"auto"``
             is what this CPU needs, ``"ignore"`` or ``"safe"``. None is what ``reduce_range``
             says.
+        float_dtype: What float parts between int8 layers compute in: ``"float32"``, or
+            ``"bfloat16"``, which takes half the memory. The dtype itself may be given, too.
 
     Attributes:
         saturation: What it came to: ``"safe"``, ``"reduce_range"`` or ``"ignore"``.
         reduce_range: Whether that is ``"reduce_range"``.
 
     Raises:
-        BackendOptionError: ``saturation`` has another value, or contradicts ``reduce_range``.
+        BackendOptionError: ``saturation`` has another value, or contradicts ``reduce_range``; or
+            ``float_dtype`` has another value.
 
     Example:
-        >>> X86InductorBackend(saturation="safe")
-        X86InductorBackend(is_dynamic=False, is_qat=False, reduce_range=False, saturation='safe')
+        >>> X86InductorBackend(saturation="safe").saturation
+        'safe'
     """
 
     name: ClassVar[str] = BACKEND_NAME  # type: ignore[misc]
@@ -51,9 +57,11 @@ class X86InductorBackend(BasePT2EBackend):
         is_qat: bool = False,
         reduce_range: bool = False,
         saturation: str | None = None,
+        float_dtype: str | torch.dtype = "float32",
     ) -> None:
         self.is_dynamic = is_dynamic
         self.is_qat = is_qat
+        self.float_dtype = check_float_dtype(BACKEND_NAME, float_dtype)
         self._choose(choose_saturation(saturation, reduce_range=reduce_range))
 
     def _choose(self, choice: SaturationChoice) -> None:
@@ -69,6 +77,7 @@ class X86InductorBackend(BasePT2EBackend):
         is_qat: bool = False,
         reduce_range: bool = False,
         saturation: str = "auto",
+        float_dtype: str | torch.dtype = "float32",
         features: CPUFeatures | None = None,
     ) -> Self:
         """Return the backend with the options that are right on this CPU.
@@ -80,9 +89,10 @@ class X86InductorBackend(BasePT2EBackend):
             is_qat: As for the class.
             reduce_range: As for the class; then nothing is chosen.
             saturation: As for the class.
+            float_dtype: As for the class.
             features: A CPU other than this machine's.
         """
-        backend = cls(is_dynamic=is_dynamic, is_qat=is_qat)
+        backend = cls(is_dynamic=is_dynamic, is_qat=is_qat, float_dtype=float_dtype)
         wanted = None if reduce_range and saturation == "auto" else saturation
         choice = choose_saturation(wanted, reduce_range=reduce_range, features=features)
         backend._choose(choice)

@@ -40,5 +40,7 @@ def x86_lowering_rules(features: CPUFeatures) -> LoweringRules:
             "conv2d": frozenset({"relu"}),
         },
         allow_int8_output=True,
+        # On CPUs without bfloat16 instructions, too.
+        allow_bfloat16_output=True,
         saturating_pairs=None if features.has_vnni else PAIRS_WITHOUT_VNNI,
     )
