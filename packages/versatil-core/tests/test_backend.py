@@ -15,6 +15,7 @@ def test_public_members_are_those_of_the_design() -> None:
         "name",
         "is_dynamic",
         "is_qat",
+        "float_dtype",
         "supported_device_types",
         "cpu_features",
         "create_quantizer",

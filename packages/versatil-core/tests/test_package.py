@@ -115,8 +115,7 @@ def test_what_is_verified_is_written(
 ) -> None:
     let_it_give(monkeypatch, lambda y: {"y": y.float()}, reference)
 
-    with torch.autocast("cpu"):  # is no affair of the reference
-        manifest = package(reference, X, backend, path)
+    manifest = package(reference, X, backend, path)
 
     assert manifest == read_manifest(path)
     assert manifest.package is not None

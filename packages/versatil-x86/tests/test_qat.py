@@ -95,6 +95,7 @@ def test_everything_takes_a_trained_model(tmp_path: Path) -> None:
         "is_qat": True,
         "reduce_range": backend.reduce_range,
         "saturation": backend.saturation,
+        "float_dtype": "float32",
     }
     assert target.reasons == backend.option_reasons
     assert create_backend(target.backend, target.options).is_qat

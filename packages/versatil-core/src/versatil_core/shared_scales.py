@@ -26,8 +26,8 @@ def ops_with_shared_scale(
 ) -> dict[Node, list[Node]]:
     """Find the ops between int8 layers that need one scale for what they read and write.
 
-    Each begins at the result of an int8 layer and leads to the input of another. Where nobody else reads what is
-    between, nothing is needed: a quantize behind the last op is moved to the layer
+    Each begins at the result of an int8 layer and leads to the input of another. Where nobody reads what is between, or
+    the last result, as float, nothing is needed: a quantize behind the last op is moved to the layer
     (:class:`~versatil_passes.QuantizeLayerOutputs`), and sees the range of what is left at the end, which may be
     smaller, such as behind a relu.
 
@@ -40,16 +40,18 @@ def ops_with_shared_scale(
     Returns:
         The ops, in graph order, with the tensors that each reads.
     """
+    nodes = list(candidates)
+    int8_only = _read_as_int8_only(nodes, layers, dtype)
     found: dict[Node, list[Node]] = {}
     moved: set[Node] = set()
-    for node in candidates:
+    for node in nodes:
         inputs = commuting_inputs(node, dtype)
         is_average = node.target in _AVERAGES
         if is_average:
             inputs = node.all_input_nodes[:1]
         if inputs is None or not all(each in found or each in layer_ends for each in inputs):
             continue
-        is_moved = not is_average and all(
+        is_moved = node in int8_only and all(
             only_user(each) is node and (each in moved or each in layer_ends) for each in inputs
         )
         if is_bound(node) and not is_moved:
@@ -86,6 +88,26 @@ def share_scale(node: Node, inputs: list[Node], activation: Any) -> None:
     node.meta[ANNOTATION] = QuantizationAnnotation(
         input_qspec_map=specs, output_qspec=shared, _annotated=True
     )
+
+
+def _read_as_int8_only(
+    nodes: Collection[Node], layers: Collection[Node], dtype: torch.dtype
+) -> set[Node]:
+    """The commuting ops whose results nobody reads as float, so that a quantize may come before them."""
+    found: set[Node] = set()
+    for node in reversed(list(nodes)):
+        parts = {each for each in node.users if _is_split(each)}
+        readers = [*(set(node.users) - parts), *(each for part in parts for each in part.users)]
+        if commuting_inputs(node, dtype) is not None and all(
+            reader in found or _reads_int8(reader, node, layers) for reader in readers
+        ):
+            found.add(node)
+    return found
+
+
+def _is_split(node: Node) -> bool:
+    """Whether a node's result is several tensors, each of which is read by itself."""
+    return bool(node.users) and all(user.target is operator.getitem for user in node.users)
 
 
 def _readers(node: Node) -> list[Node]:
