@@ -66,8 +66,14 @@ def _far_end(m: Any, x: Tensor) -> Any:
     return m.end(pool(y).transpose(2, 3)), m.end(y)
 
 
+def _gated(m: Any, x: Tensor) -> Any:
+    y = pool(m.a(x))
+    return m.end(y) * y
+
+
 SHARED: dict[str, tuple[Body, list[str]]] = {
     "average": (lambda m, x: m.end(functional.avg_pool2d(m.a(x), 2)), ["avg_pool2d"]),
+    "read as float, too": (_gated, ["max_pool2d"]),
     "read twice": (_read_twice, ["max_pool2d"]),
     "joined twice": (_dense, ["cat", "cat"]),
     "parts": (_part, ["chunk", "getitem", "getitem", "cat"]),
