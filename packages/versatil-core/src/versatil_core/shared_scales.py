@@ -95,14 +95,25 @@ def _read_as_int8_only(
 ) -> set[Node]:
     """The commuting ops whose results nobody reads as float, so that a quantize may come before them."""
     found: set[Node] = set()
+    shared: set[Node] = set()  # read int8 wherever what is before them is int8
     for node in reversed(list(nodes)):
         parts = {each for each in node.users if _is_split(each)}
         readers = [*(set(node.users) - parts), *(each for part in parts for each in part.users)]
-        if commuting_inputs(node, dtype) is not None and all(
-            reader in found or _reads_int8(reader, node, layers) for reader in readers
-        ):
+        as_int8 = [
+            reader in found or reader in shared or _reads_int8(reader, node, layers)
+            for reader in readers
+        ]
+        is_commuting = commuting_inputs(node, dtype) is not None
+        if is_commuting and all(as_int8):
             found.add(node)
+        if any(as_int8) and (node.target in _AVERAGES or (is_commuting and _is_one_to_one(node))):
+            shared.add(node)
     return found
+
+
+def _is_one_to_one(node: Node) -> bool:
+    """Whether an op reads one tensor, and its result needs no scale of its own."""
+    return len(node.all_input_nodes) == 1 and not is_bound(node)
 
 
 def _is_split(node: Node) -> bool:
