@@ -119,6 +119,19 @@ def test_uniform_values_are_not_cut_off(cls: Any) -> None:
     assert scale == pytest.approx(1 / 255, rel=0.03)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_zeros_do_not_make_a_range_narrower(share: float) -> None:
+    """As a relu leaves them; no range rounds a zero."""
+    values = gaussian().abs()
+    scale, _ = observed(EntropyObserver, values)
+
+    zeros = torch.zeros(int(len(values) * share / (1 - share)))
+    with_zeros, zero_point = observed(EntropyObserver, torch.cat([values, zeros]))
+
+    assert zero_point == 0
+    assert with_zeros == scale > float(values.max()) * 0.8 / 255
+
+
 def test_batches_are_counted_together() -> None:
     values = torch.cat([gaussian(), torch.tensor([20.0])])
 
@@ -166,11 +179,41 @@ def test_every_name_works(linear_backend: Backend, name: str) -> None:
 def test_what_is_wrong_is_told(linear_backend: Backend) -> None:
     x = torch.randn(16, 8)
     backend = linear_backend()
-    with pytest.raises(CalibrationError, match=r"'mes' \(did you mean 'mse'\?\): choose one of"):
+    with pytest.raises(CalibrationError, match=r"'mes': choose one of .*; did you mean 'mse'\?"):
         quantize(Two(), x, backend, [x], observers="mes")
     with pytest.raises(TargetError, match="path 'c'"):
         quantize(Two(), x, backend, [x], observers={"c": "mse"})
     with pytest.raises(CalibrationError, match="nothing to do in 'b'"):
         quantize(Two(), x, QuantizationTarget("a", backend), [x], observers={"b": "mse"})
-    with pytest.raises(CalibrationError, match="nothing to do in 'the model'"):
-        quantize(Two(), x, linear_backend(is_dynamic=True), [x], observers="mse")
+    mixed = [
+        QuantizationTarget("a", backend),
+        QuantizationTarget("b", linear_backend(is_dynamic=True)),
+    ]
+    with pytest.raises(CalibrationError, match="nothing to do in 'b'"):
+        quantize(Two(), x, mixed, [x], observers={"a": "mse", "b": "mse"})
+
+
+@pytest.mark.parametrize("observers", ["mse", {"a": "mse", "b": "entropy"}])
+@pytest.mark.parametrize("equalize", [False, True])
+def test_only_measured_scales_are_told_before_any_work(
+    linear_backend: Backend, observers: Any, *, equalize: bool
+) -> None:
+    """Neither does the model run, as an export lets it, nor is calibration data read."""
+    ran = []
+
+    class Watched(Two):
+        def forward(self, x: torch.Tensor) -> Any:
+            ran.append(x)
+            return super().forward(x)
+
+    x, backend = torch.randn(16, 8), linear_backend(is_dynamic=True)
+    batches = iter([x, x])
+    targets = [QuantizationTarget("a", backend), QuantizationTarget("b", backend)]
+    for where in (backend, targets):
+        with pytest.raises(CalibrationError, match=r"Leave observers out, or .* is_dynamic=False"):
+            quantize(Watched(), x, where, batches, observers=observers, equalize=equalize)
+
+    assert not ran
+    assert len([*batches]) == 2
+    quantize(Watched(), x, backend)
+    assert ran

@@ -315,7 +315,7 @@ def test_require_int8(module: str) -> None:
     assert run("inspect", "out.pt2", "--require-int8", "--exclude", "conv").exit_code == 0
     typo = run("inspect", "out.pt2", "--require-int8", "--exclude", "cnov")
     assert typo.exit_code == 1
-    assert "did you mean conv" in typo.stderr
+    assert "did you mean 'conv" in typo.stderr
 
 
 def test_inspect_of_no_file(module: str) -> None:

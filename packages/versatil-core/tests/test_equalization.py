@@ -172,6 +172,25 @@ def test_quantized_is_nearer_to_float(
     assert reference_info(equalized).calibration_batches == 6
 
 
+def test_the_search_rounds_as_the_chosen_observers_do(linear_backend: Backend) -> None:
+    """And as the backend's own where none is chosen: there everything stays as it was."""
+    model, (x, *calibration) = with_outliers(PreNorm()), batches(5)
+
+    def gains(observers: Any) -> list[float]:
+        reference = quantize(
+            model, x, linear_backend(), calibration, equalize=True, observers=observers
+        )
+        return [group.gain_db for group in reference_info(reference).equalized]
+
+    *others, down = gains(None)
+    *same, found = gains({"down": "min_max"})
+
+    assert same == others
+    assert 0 < found != down > 0
+    assert gains("min_max")[-1] == found
+    assert gains({"": "min_max", "down": "histogram"})[-1] == down
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_torch_encoder_layer(linear_backend: Backend, *, norm_first: bool) -> None:
     torch.manual_seed(0)

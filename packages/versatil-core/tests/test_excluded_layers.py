@@ -38,7 +38,7 @@ def test_float_layers_outside(excluded: tuple[str, ...], left: list[str]) -> Non
 
 
 def test_an_excluded_path_without_a_layer_is_an_error() -> None:
-    with pytest.raises(TargetError, match=r"--exclude encoder.2.*did you mean encoder") as caught:
+    with pytest.raises(TargetError, match=r"--exclude encoder.2.*did you mean 'encoder") as caught:
         float_layers_outside(AUDIT.layers, ["encoder", "encoder.2"])
     assert caught.value.module_paths == ("encoder.2",)
     assert "encoder.1" in caught.value.suggestions

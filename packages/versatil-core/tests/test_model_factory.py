@@ -95,7 +95,7 @@ def test_the_search_path_is_as_before(module: str) -> None:
         ("wrong_element", "example_inputs: expected tensors, got a int among them"),
         ("wrong_calibration", "the data are a Tensor, and must be a list"),
         ("number", "number is a int"),
-        ("modle", r"has no 'modle'; it has model"),
+        ("modle", r"has no 'modle'; did you mean 'model'"),
     ],
 )
 def test_factory_faults_name_the_source(module: str, factory: str, message: str) -> None:

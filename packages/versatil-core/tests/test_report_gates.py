@@ -252,5 +252,5 @@ def test_the_interval_has_to_be_beyond_the_limit(limit: float, passed: bool) -> 
 
 
 def test_an_excluded_path_must_exist() -> None:
-    with pytest.raises(TargetError, match=r"--exclude haed: no layer .*did you mean head"):
+    with pytest.raises(TargetError, match=r"--exclude haed: no layer .*did you mean 'head'"):
         gates_of(report(), require_int8=True, excluded=["haed"])

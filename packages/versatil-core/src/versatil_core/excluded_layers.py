@@ -1,12 +1,12 @@
 """Finds the layers that stay float without being allowed to."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from versatil_core.audit import LayerAudit
 from versatil_core.errors import TargetError
 from versatil_core.layer_report import LayerReport
+from versatil_core.near_names import did_you_mean, near_names
 from versatil_core.targets import is_inside
 
 Layer = TypeVar("Layer", LayerAudit, LayerReport)
@@ -28,10 +28,9 @@ def float_layers_outside(layers: Sequence[Layer], excluded: Iterable[str]) -> tu
     paths = [layer.module_path or layer.node for layer in layers]
     for path in (excluded := tuple(excluded)):
         if not any(is_inside(layer, path) for layer in paths):
-            near = difflib.get_close_matches(path, _with_parents(paths), n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            near = near_names(path, _with_parents(paths))
             raise TargetError(
-                f"--exclude {path}: no layer has this path{hint}",
+                f"--exclude {path}: no layer has this path{did_you_mean(near)}",
                 module_paths=(path,),
                 suggestions=near,
             )

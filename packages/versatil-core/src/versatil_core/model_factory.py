@@ -4,7 +4,6 @@ Read here, and only here, is what ``versatil quantize`` names on its command lin
 fault is a `ModelSourceError` that quotes what was given.
 """
 
-import difflib
 import importlib
 import sys
 import zipfile
@@ -19,6 +18,7 @@ from torch import nn
 
 from versatil_core.errors import ModelFileError
 from versatil_core.manifest import read_manifest
+from versatil_core.near_names import did_you_mean, near_names
 from versatil_passes.errors import VersatilError
 
 __all__ = [
@@ -205,8 +205,7 @@ def _find(source: str, module_name: str, attribute: str, wanted: str) -> Callabl
         ) from error
     found: object = getattr(module, attribute, None)
     if found is None:
-        near = difflib.get_close_matches(attribute, dir(module), n=3)
-        hint = f"; it has {', '.join(near)}" if near else ""
+        hint = did_you_mean(near_names(attribute, dir(module)))
         raise ModelSourceError(source, f"module {module_name} has no {attribute!r}{hint}")
     if not callable(found):
         raise ModelSourceError(

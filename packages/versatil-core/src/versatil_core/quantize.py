@@ -28,7 +28,7 @@ from versatil_core.export import (
     tracing,
 )
 from versatil_core.manifest import current_versions
-from versatil_core.observer_choice import Observers, observer_choice
+from versatil_core.observer_choice import Observers, check_fixed_ranges, observer_choice
 from versatil_core.prepare import own_copy, prepare_in_place
 from versatil_core.reference_info import (
     EqualizedLayers,
@@ -78,7 +78,7 @@ def quantize(
         observers: How the ranges of activations are chosen: one of ``"min_max"``,
             ``"moving_average"``, ``"percentile"``, ``"mse"``, ``"entropy"`` and ``"histogram"``,
             or such names by module path or pattern; of two that match, the later one. Without it,
-            as the backend has it.
+            as the backend has it. ``equalize`` goes by them, too.
         patience: Stop calibrating after so many batches in a row of which none moved a range by
             more than 1 %; None for all batches.
         progress: Whether to show the calibration's progress on stderr.
@@ -90,7 +90,8 @@ def quantize(
     Raises:
         UnsupportedVersionError: torch or torchao is outside the tested range.
         TargetError: A target matches no module, or two overlap.
-        CalibrationError: Calibration is missing, empty or does not fit the model.
+        CalibrationError: Calibration is missing, empty or does not fit the model; or no observer
+            has such a name, or there is no fixed range for it to choose.
         UnsupportedDeviceError: A tensor is not on the CPU.
         ExportError: torch cannot capture the model.
         NothingQuantizedError: A target holds no operator that its backend quantizes.
@@ -109,6 +110,7 @@ def quantize(
     check_targets(model, targets)
     _refuse_training(targets)
     choice = observer_choice(observers)
+    check_fixed_ranges(choice, targets)
     check_patience(patience)
     check_module_paths(model, choice)
     batches = _calibration_batches(targets, calibration, equalize=equalize)
@@ -129,7 +131,7 @@ def quantize(
         first = list(itertools.islice(iterator, MAX_BATCHES))
         batches = itertools.chain(first, iterator)
         calls = checked_calls(exported, first, example_inputs, names)
-        equalized = _equalize_in_place(exported, targets, calls)
+        equalized = _equalize_in_place(exported, targets, choice, calls)
     state = {name: buffer.clone() for name, buffer in exported.named_buffers()}
     prepared = prepare_in_place(exported, targets, choice)
     if batches is None:
@@ -152,10 +154,13 @@ def quantize(
 
 
 def _equalize_in_place(
-    exported: GraphModule, targets: Sequence[QuantizationTarget], calls: Sequence[ModelInputs]
+    exported: GraphModule,
+    targets: Sequence[QuantizationTarget],
+    observers: Mapping[str, str],
+    calls: Sequence[ModelInputs],
 ) -> tuple[EqualizedLayers, ...]:
     with tracing:
-        prepared = prepare_in_place(own_copy(exported), targets)
+        prepared = prepare_in_place(own_copy(exported), targets, observers)
     decisions = decide(exported, prepared, calls)
     apply_in_place(exported, decisions)
     return tuple(decision.summary for decision in decisions)

@@ -1,6 +1,5 @@
 """Which part of a model is quantized by which backend."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ import torch
 
 from versatil_core.backend import BasePT2EBackend, backend_options
 from versatil_core.errors import TargetError
+from versatil_core.near_names import did_you_mean, near_names
 from versatil_core.reference_info import TargetInfo
 from versatil_passes.float_layers import FLOAT_LAYERS
 
@@ -209,10 +209,10 @@ def _matching(pattern: str, module_paths: Sequence[str], where: str = "") -> lis
 def _check_operator(operator: str) -> None:
     if operator in OPERATORS:
         return
-    near = difflib.get_close_matches(operator, sorted(OPERATORS), n=3)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see an audit for names"
+    near = near_names(operator, sorted(OPERATORS))
+    hint = did_you_mean(near) or "; see an audit for names"
     raise TargetError(
-        f"no operator has the name {operator!r}; {hint}",
+        f"no operator has the name {operator!r}{hint}",
         module_paths=(),
         suggestions=near,
     )
@@ -238,14 +238,12 @@ def _check_apart(
 
 def _unknown_path(module_path: str, module_paths: Sequence[str], where: str = "") -> TargetError:
     named = [path for path in module_paths if path]
-    suggestions = difflib.get_close_matches(_dotted(module_path), named, n=3, cutoff=0.5)
-    if suggestions:
-        hint = f"did you mean {' or '.join(map(repr, suggestions))}?"
-    else:
-        top = [path for path in named if "." not in path]
-        hint = f"its modules are {', '.join(map(repr, top)) or 'none'} (see model.named_modules())"
+    suggestions = near_names(_dotted(module_path), named, cutoff=0.5)
+    top = [path for path in named if "." not in path]
+    modules = f"; its modules are {', '.join(map(repr, top)) or 'none'} (see model.named_modules())"
+    hint = did_you_mean(suggestions) or modules
     return TargetError(
-        f"no module of the model has the path {module_path!r}{where}; {hint}",
+        f"no module of the model has the path {module_path!r}{where}{hint}",
         module_paths=(module_path,),
         suggestions=suggestions,
     )
